@@ -4,17 +4,14 @@ memory) to messages."""
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from quire.media_sources import FIELD, source_part
 from quire.shared.errors import InvalidArgument
-from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
-URL_SCHEMES = ("data:", "http:", "https:", "file:")
-FIELD = "multi_modal_data"
+PARTS = ("video_url", "video")  # types of parts of messages
 FRAMES, CHANNELS = 4, 3  # dimensions of an array of frames, and its last or second one
 
 
@@ -28,22 +25,28 @@ def listed(items: Any) -> list[Any]:
     return [items]
 
 
+def is_part(part: Mapping[str, Any]) -> bool:
+    """Returns whether a part of a message is a video, also without a type."""
+    return part.get("type") in PARTS or "video_url" in part
+
+
+def message_part(part: Mapping[str, Any]) -> pb.MediaPart:
+    """Returns the video of a part: of type video with what media_part() takes, or video_url. Raises InvalidArgument for
+    a value that is no video."""
+    video = next((part[name] for name in PARTS if part.get(name) is not None), None)
+    return media_part(video.get("url") if isinstance(video, Mapping) else video, part.get("uuid"))
+
+
 def media_part(video: Any, name: str | None = None) -> pb.MediaPart:
     """Returns the message for one video: a URL, a path, the bytes of a file, frames, or a tuple of frames and their
     metadata. `name`: under which the frontend keeps it; without `video`, that of an earlier one. Raises InvalidArgument
     for values that are no video."""
-    part = pb.MediaPart(name=name or "", kind=media_pb2.MEDIA_KIND_VIDEO)
-    if isinstance(video, tuple):
-        if len(video) != 2 or not isinstance(video[1] or {}, Mapping):
-            raise _no_video(f"a tuple of {len(video)}; (frames, metadata) is needed, with a dictionary as metadata")
-        video, metadata = video
-        _add_metadata(part, metadata or {})
-    if video is None and name:
-        return part
-    if isinstance(video, str) and video.startswith(URL_SCHEMES):
-        part.url = video
-    else:
-        part.content = _content(video)
+    if not isinstance(video, tuple):
+        return source_part(video, name, _file)
+    if len(video) != 2 or not isinstance(video[1] or {}, Mapping):
+        raise _no_video(f"a tuple of {len(video)}; (frames, metadata) is needed, with a dictionary as metadata")
+    part = source_part(video[0], name, _file)
+    _add_metadata(part, video[1] or {})
     return part
 
 
@@ -63,17 +66,8 @@ def _add_metadata(part: pb.MediaPart, metadata: Mapping[str, Any]) -> None:
     part.frames.CopyFrom(frames)
 
 
-def _content(video: Any) -> bytes:
-    """Returns the bytes of a video's file; frames become a .npy file. Raises InvalidArgument for other types and files
-    that cannot be read."""
-    if isinstance(video, bytes | bytearray | memoryview):
-        return bytes(video)
-    if isinstance(video, str | os.PathLike):
-        try:
-            return Path(video).read_bytes()
-        except OSError as error:
-            text = f"{FIELD}: cannot read {str(video)!r:.200}: {error.strerror}"
-            raise InvalidArgument(text, field=FIELD) from None
+def _file(video: Any) -> bytes:
+    """Returns frames as a .npy file. Raises InvalidArgument for other types."""
     if hasattr(video, "__array__") or (isinstance(video, list) and video):
         return _npy(video)
     raise _no_video(type(video).__name__)

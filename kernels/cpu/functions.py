@@ -249,19 +249,13 @@ def paged_attention(
     return out
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seeds: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """Samples one token per row of dense float32 logits [num_rows, vocab_size]: int32 [num_rows]. None disables a
-    filter, no temperature is greedy, as in the reference."""
+def sample(logits: Tensor, *columns: Tensor | None) -> Tensor:
+    """Samples one token per row of dense float32 logits [num_rows, vocab_size]: int32 [num_rows]. `columns`:
+    temperature, filters, seeds and positions in the reference's order; None disables a filter, no temperature is
+    greedy."""
     if logits.dtype is not torch.float32:
-        return reference.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
+        return reference.sample(logits, *columns)
+    seeds, positions = columns[-2:]
     rows, size = logits.shape
     assert seeds.dtype is torch.int64
     assert positions.dtype is torch.int32
@@ -271,12 +265,7 @@ def sample(
         rows,
         size,
         logits.data_ptr(),
-        None if temperature is None else temperature.data_ptr(),
-        None if top_k is None else top_k.data_ptr(),
-        None if top_p is None else top_p.data_ptr(),
-        None if min_p is None else min_p.data_ptr(),
-        seeds.data_ptr(),
-        positions.data_ptr(),
+        *(None if column is None else column.data_ptr() for column in columns),
         out.data_ptr(),
     )
     return out

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ class Endpoints:
     finds its port free.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_folder: Callable[..., str] = tempfile.mkdtemp) -> None:
+        self._make_folder = make_folder
         self._sockets: list[socket.socket] = []
         self._folder: Path | None = None
 
@@ -48,7 +50,7 @@ class Endpoints:
         """Returns a path in a folder that only this user can access. Raises FailedPrecondition if there is none."""
         if self._folder is None:
             try:
-                self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
+                self._folder = Path(self._make_folder(prefix="quire-"))
             except OSError as error:
                 message = (
                     f"cannot create a folder for sockets and the cluster's secret: {error}; set TMPDIR to a "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NO_MEDIA = "sound and embeddings of media are not supported; pictures and videos are"
+NO_MEDIA = "embeddings of media are not supported; pictures, videos and sound are"
 NO_PRUNING = "all tokens of a video are computed; take fewer frames with media_io_kwargs.video.num_frames"
 MEDIA_OPTIONS = "requests set mm_processor_kwargs and media_io_kwargs; defaults come from the model's processor files"
 MEDIA_ENCODER = "the encoder of pictures runs in the workers and has one implementation"

@@ -20,9 +20,7 @@ class StorePixels:
         tiles = self._store.find(identifier)
         if tiles is None:
             raise NotFound(f"the media item {identifier.hex()} is not kept any more")
-        layout = tiles.layout
-        pixels: Pixels = np.frombuffer(tiles.pixels, dtype=np.uint8)
-        return pixels.reshape(layout.num_tiles, layout.height, layout.width, 3)
+        return np.frombuffer(tiles.pixels, tiles.layout.dtype).reshape(tiles.layout.shape)
 
     async def close(self) -> None:
         """Does nothing: there are no connections."""

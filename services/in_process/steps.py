@@ -106,6 +106,8 @@ def _admission(admission: CoreAdmission) -> Admission:
         query is not None and sequence.is_query,
         payload.num_logprobs,
         [decode_item(_media_source(item).item) for item in sequence.media],
+        np.array(admission.cross_blocks, np.uint32),
+        admission.writes_cross,
     )
 
 

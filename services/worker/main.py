@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from quire.kernels.cpu import first_start
+from quire.services.worker.attach.timing import DEFAULT_TIMING, WorkerTiming
 from quire.services.worker.models.registry import check_config
 from quire.services.worker.warmup import compile_process, early_init
 from quire.shared import logs
@@ -17,7 +18,7 @@ from quire.shared.settings import WorkerSettings
 log = logs.logger("worker.main")
 
 
-async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
+async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, timing: WorkerTiming = DEFAULT_TIMING) -> None:
     """Prepares the process and runs a worker until `shutdown`: checks the model's config, starts compiling kernels or
     builds the CPU kernels, then runs service.serve(). With `node_rank` it serves ranks for the worker on another host
     instead. Raises QuireError for unsupported models and settings."""
@@ -37,4 +38,4 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from quire.services.worker import service  # imports torch
 
-    await service.serve(settings, shutdown, compiler)
+    await service.serve(settings, shutdown, compiler, timing)

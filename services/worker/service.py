@@ -14,6 +14,7 @@ from quire.services.worker.attach import hello
 from quire.services.worker.attach.administration import WorkerAdministration
 from quire.services.worker.attach.session import AttachmentLoop
 from quire.services.worker.attach.status import WorkerStatus
+from quire.services.worker.attach.timing import DEFAULT_TIMING, WorkerTiming
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.building.build_encode_worker import ENCODE
 from quire.services.worker.building.rank_processes.start import start_ranks
@@ -60,7 +61,6 @@ from quire.shared.rpc.trust import Dialler, HandshakeAcceptor
 from quire.shared.settings import WorkerSettings
 
 HEALTH_INTERVAL_S = 0.5
-COMMAND_TIMEOUT_S = 120.0  # for one device command: four times the scheduler's timeout, which ends the attachment
 
 # The device thread runs Python between kernels. With CPython's default of 5 ms the event loop would wait that long for
 # the GIL, and two steps in flight would leave 230-260 µs of every step exposed instead of 17-62 (measured).
@@ -69,7 +69,12 @@ SWITCH_INTERVAL_S = 1e-4
 log = logs.logger("worker")
 
 
-async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler: CompileProcess | None) -> None:
+async def serve(
+    settings: WorkerSettings,
+    shutdown: lifecycle.Shutdown,
+    compiler: CompileProcess | None,
+    timing: WorkerTiming = DEFAULT_TIMING,
+) -> None:
     """Serves gRPC, the admin port and metrics and runs the Worker until `shutdown` and the drain that follows; the
     scheduler migrates its sequences meanwhile. With several CUDA ranks it ends the process instead of returning.
     `compiler`: the running kernel compilation, if any."""
@@ -82,7 +87,9 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     page = base.MetricsPage(
         settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports
     )
-    worker = Worker(settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler)
+    worker = Worker(
+        settings, server, settings.reachable(page.port), registry, shutdown, compiler=compiler, timing=timing
+    )
     admin = AdminPort(settings, AdminService(WorkerAdministration(worker.status), shutdown), server.port)
     worker.admin_address = admin.address
     await server.start()
@@ -109,8 +116,10 @@ class Worker:
         shutdown: lifecycle.Shutdown,
         *,
         compiler: CompileProcess | None,
+        timing: WorkerTiming,
     ) -> None:
         self._compiler = compiler
+        self._timing = timing
         self._settings = settings
         self._server = server
         self._metrics_address = metrics_address
@@ -185,10 +194,10 @@ class Worker:
         lifecycle.freeze_startup_objects()
         hello = _hello(settings, replica, self._address, weights_digest)
         spool = WeightSpool(2 * peft_folder.max_weight_bytes(Path(settings.model)), lambda: replica.orders.spooled)
-        session = AttachmentLoop(settings, engine, hello, self, self._shutdown, spool=spool)
+        session = AttachmentLoop(settings, engine, hello, self, self._shutdown, spool=spool, timing=self._timing)
         attached = run_vital("the session with the scheduler", session.run(), may_end=lambda: self._shutdown.requested)
-        liveness = Liveness()
-        liveness.watch(engine.progress, COMMAND_TIMEOUT_S)
+        liveness = Liveness(self._timing.liveness_check_s)
+        liveness.watch(engine.progress, self._timing.command_s)
         await lifecycle.run_until_first(
             attached,
             run_restarting("health", lambda: self._report_health(engine)),

@@ -54,6 +54,17 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Cross:
+    """Keys and values of an encoder's output, at most `length` rows. They are written once for each item that is
+    encoded, never grow, and are shared by all sequences with the item."""
+
+    length: int
+
+    def __str__(self) -> str:
+        return f"cross({self.length})"
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing:
     """No KV: a sequence is computed completely in one step and has no blocks."""
 
@@ -61,11 +72,21 @@ class Nothing:
         return "nothing"
 
 
-KVSpec = Full | Window | Latent | State | Nothing
+KVSpec = Full | Window | Latent | State | Cross | Nothing
 LayerSpec = KVSpec | tuple[KVSpec, ...]  # one spec, or several that apply together
 FULL, NOTHING = Full(), Nothing()
 STATE_REACH = 2  # a token reads the state of the previous position and writes its own
 ONE_FULL: tuple[KVSpec, ...] = (FULL,)  # specs of the groups of most models
+
+
+def without_cross(specs: Sequence[KVSpec]) -> tuple[KVSpec, ...]:
+    """Returns the specs of the groups whose blocks grow with the sequence."""
+    return tuple(spec for spec in specs if not isinstance(spec, Cross))
+
+
+def cross_length(specs: Iterable[KVSpec]) -> int:
+    """Returns the most rows of an encoder's output that a sequence attends to; 0 for models without cross attention."""
+    return max((spec.length for spec in specs if isinstance(spec, Cross)), default=0)
 
 
 def each(kept: LayerSpec) -> tuple[KVSpec, ...]:
@@ -89,8 +110,8 @@ class KVGroup:
 
 
 def form_groups(layers: Sequence[LayerSpec], *, by_turns: bool = False) -> tuple[KVGroup, ...]:
-    """Groups the layers by spec into groups of equal capacity, full attention first. `by_turns`: groups of one spec
-    take its layers round-robin instead of consecutively.
+    """Groups the layers by spec into groups of equal capacity, full attention first and encoder outputs last.
+    `by_turns`: groups of one spec take its layers round-robin instead of consecutively.
 
     Fewer groups mean fewer block tables; smaller groups waste less space in their pages. Chooses the largest size
     that leaves at most an eighth of the places empty, which is exact where the numbers of layers divide evenly.
@@ -101,7 +122,7 @@ def form_groups(layers: Sequence[LayerSpec], *, by_turns: bool = False) -> tuple
             kinds.setdefault(spec, []).append(layer)
     places = sum(map(len, kinds.values()))
     size = next(size for size in range(len(layers), 0, -1) if _waste(kinds.values(), size) * 8 <= places)
-    ordered = sorted(kinds, key=lambda spec: reach(spec) is not None)
+    ordered = sorted(kinds, key=lambda spec: (isinstance(spec, Cross), reach(spec) is not None))
     return tuple(KVGroup(spec, part) for spec in ordered for part in _cut(kinds[spec], size, by_turns=by_turns))
 
 

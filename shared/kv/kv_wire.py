@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.shared.errors import FailedPrecondition
-from quire.shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, Full, KVGroup, KVSpec, Latent, Nothing, State, Window
+from quire.shared.kv.kv_specs import (
+    FULL,
+    NOTHING,
+    ONE_FULL,
+    Cross,
+    Full,
+    KVGroup,
+    KVSpec,
+    Latent,
+    Nothing,
+    State,
+    Window,
+)
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 MOST_GROUPS = 64
 MOST_WINDOW = 2**27
 MOST_LATENT = 2**16
 MOST_STATE_BYTES = 2**40
+MOST_CROSS = 2**24
 
 
 def to_proto(groups: Sequence[KVGroup]) -> list[pb.KVGroup]:
@@ -33,6 +46,8 @@ def _group_to_proto(group: KVGroup) -> pb.KVGroup:
             wire.latent.rank, wire.latent.rope = rank, rope
         case State(num_bytes):
             wire.state.num_bytes = num_bytes
+        case Cross(length):
+            wire.cross.length = length
         case Nothing():
             wire.nothing.SetInParent()
     return wire
@@ -45,6 +60,9 @@ def from_proto(wire: Sequence[pb.KVGroup], who: str) -> tuple[KVSpec, ...]:
     specs = tuple(_spec_from_proto(group, f"kv_groups[{i}]", who) for i, group in enumerate(wire)) or ONE_FULL
     if NOTHING in specs and len(specs) > 1:
         text = f"kv_groups: {who} has layers without KV in addition to others, which is not supported"
+        raise FailedPrecondition(text, field="kv_groups")
+    if any(isinstance(spec, Cross) for spec in specs[:-1]) or isinstance(specs[0], Cross):
+        text = f"kv_groups: {who} has a cross group that is not the last of several groups, which is not supported"
         raise FailedPrecondition(text, field="kv_groups")
     return specs
 
@@ -65,6 +83,12 @@ def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
         return Latent(group.latent.rank, group.latent.rope)
     if kind == "state":
         return _state_from_proto(group.state.num_bytes, field, who)
+    if kind == "cross":
+        length = group.cross.length
+        if not 1 <= length <= MOST_CROSS:
+            text = f"{field}.cross.length: {who} has {length}, it must be 1 to {MOST_CROSS}"
+            raise FailedPrecondition(text, field="kv_groups")
+        return Cross(length)
     if kind == "window":
         length = group.window.length
         if not 1 <= length <= MOST_WINDOW:

@@ -1,3 +1,3 @@
 """Names of the modalities of media items, as protocols, settings and chat templates have them."""
 
-IMAGE, VIDEO = "image", "video"
+IMAGE, VIDEO, AUDIO = MODALITIES = ("image", "video", "audio")

@@ -7,6 +7,7 @@ the expansion in the place of the placeholder token. A worker normalizes the til
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from quire.shared.errors import InvalidArgument
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from PIL import Image
+
+CHANNELS = 3  # of a pixel
 
 
 class Normalization(NamedTuple):
@@ -31,10 +34,27 @@ class Normalization(NamedTuple):
 class TileLayout(NamedTuple):
     """Cut of one item: tiles of equal size that the encoder gets, in order."""
 
-    num_tiles: int  # of a picture; frames of a video
+    num_tiles: int  # of a picture; frames of a video; pieces of sound
     height: int  # of each tile, in pixels
     width: int
     numbers: tuple[int, ...] = ()  # MediaItem.layout: defined by the family, the same for frontend and worker
+    is_sound: bool = False  # float32 features in the place of pixels: `height` frequency bins by `width` frames
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array of all tiles."""
+        tiles = (self.num_tiles, self.height, self.width)
+        return tiles if self.is_sound else (*tiles, CHANNELS)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the array's elements, in numpy's notation."""
+        return "<f4" if self.is_sound else "u1"
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the array."""
+        return math.prod(self.shape) * (4 if self.is_sound else 1)
 
 
 class PlaceholderExpansion(NamedTuple):

@@ -1,4 +1,4 @@
-"""Processors of pictures and videos by `model_type` of config.json."""
+"""Processors of pictures, videos and sound by `model_type` of config.json."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.audio.processor import AudioProcessor
 from quire.shared.media.families.cohere2_vision import make_cohere2_vision
 from quire.shared.media.families.frame_videos import make_internvl_video, make_onevision_video, make_smolvlm_video
 from quire.shared.media.families.gemma3 import make_gemma3
@@ -21,8 +22,11 @@ from quire.shared.media.families.llava_next import make_llava_next, make_llava_o
 from quire.shared.media.families.paligemma import make_paligemma
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
+from quire.shared.media.families.qwen2_audio import make_qwen2_audio
 from quire.shared.media.families.qwen_video import make_qwen_video
 from quire.shared.media.families.qwen_vl import make_qwen_vl
+from quire.shared.media.families.voxtral import make_voxtral
+from quire.shared.media.families.whisper import make_whisper
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 from quire.shared.media.video import VideoProcessor
@@ -69,6 +73,14 @@ VIDEO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], VideoProcessor |
     "smolvlm": make_smolvlm_video,
 }
 
+# The same for the families that take sound.
+AUDIO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {
+    "qwen2_audio": make_qwen2_audio,
+    "voxtral": make_voxtral,
+}
+# The same for encoder-decoder models, whose encoder is described at the top of config.json
+ENCODER_DECODERS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {"whisper": make_whisper}
+
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
     """Returns the processor of a model's pictures; None if the model takes none, if its family is not in PROCESSORS,
@@ -99,3 +111,18 @@ def read_video_processor(folder: Path) -> VideoProcessor | None:
             field="model",
         )
     return videos
+
+
+def read_audio_processor(folder: Path) -> AudioProcessor | None:
+    """Returns the processor of a model's sound; None if the model takes none, if its family is not in AUDIO_PROCESSORS
+    or ENCODER_DECODERS, or if the folder has no file that says how sound is processed. Raises InvalidArgument if its
+    files do not fit together."""
+    path = folder / "config.json"
+    if not path.is_file() or not any((folder / name).is_file() for name in FILES):
+        return None
+    config = json.loads(path.read_text())
+    kind = config.get("model_type", "")
+    if kind in ENCODER_DECODERS:
+        return ENCODER_DECODERS[kind](folder, config)
+    make = AUDIO_PROCESSORS.get(kind)
+    return make(folder, config) if make is not None and config.get("audio_config") else None

@@ -80,6 +80,16 @@ GOT_OCR2 = {
     **{"num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6},
     **{"rope_theta": 1e6, "use_sliding_window": False, TIE: True},
 }
+QWEN2_WHOLE = {  # of transformers' Qwen2Config, which Qwen2-Audio's files rely on
+    **{"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32_768},
+    **{"rms_norm_eps": 1e-6, "rope_theta": 1e4, "use_sliding_window": False},
+}
+VOXTRAL = {
+    **{"vocab_size": 131_072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 1e8},
+}
 QWEN3 = {
     **{"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6},
     **{"rope_theta": 5e5, "attention_bias": False},
@@ -138,10 +148,12 @@ TEXT_PARTS = {
     "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
     "SmolVLMForConditionalGeneration": TextPart(""),
     "VipLlavaForConditionalGeneration": TextPart(""),
+    "Qwen2AudioForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2_WHOLE),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
     "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, ALTERNATING),
     "Qwen3VLMoeForConditionalGeneration": TextPart("Qwen3MoeForCausalLM", QWEN3_MOE, ALTERNATING),
+    "VoxtralForConditionalGeneration": TextPart("LlamaForCausalLM", VOXTRAL),
 }
 
 # Fields that transformers reads from the top level; all others come from the text part, even if both have them.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from quire import SamplingParams
@@ -14,7 +15,7 @@ from quire.async_client import AsyncClient
 from quire.client import Client
 from quire.cluster import Cluster
 from quire.outputs import Logprob, RequestOutput
-from quire.requests import RequestOptions
+from quire.requests import DictPrompt, Prompt, RequestOptions
 from quire.shared.errors import QuireError
 from tests.matrix.checks import THINK
 from tests.matrix.features import params
@@ -24,6 +25,7 @@ STORY = (
     "that came home in the morning. One night"
 )
 ENDINGS = (" a storm came up from the sea.", " nobody knew how many they were.", " he saw a")
+PLACEHOLDER = 9  # of a picture, for quire-tiny
 TOLERANCE = 1e-4  # of log-probabilities, whose sums may be taken in another order
 
 PLAIN = RequestOptions()
@@ -35,7 +37,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Question:
-    prompt: list[int]
+    prompt: Prompt
     params: SamplingParams
     options: RequestOptions
 
@@ -58,9 +60,25 @@ def prompts(cluster: Cluster) -> list[list[int]]:
         return [client.tokenize(STORY + ending) for ending in ENDINGS]
 
 
-def question(prompt: list[int], *names: str, options: RequestOptions = PLAIN) -> Question:
+def picture_prompt(cluster: Cluster) -> DictPrompt:
+    """A prompt with the common prefix, longer than a step of some scenarios, with a picture in it."""
+    pixels = np.random.default_rng(5).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    with Client(cluster.grpc_address) as client:
+        before, after = client.tokenize(STORY), client.tokenize(" This is what he saw:")
+    return {"prompt_token_ids": [*before, PLACEHOLDER, *after], "multi_modal_data": {"image": pixels}}
+
+
+def question(prompt: Prompt, *names: str, options: RequestOptions = PLAIN) -> Question:
     """Request with these features; where reasoning is to be bounded, the prompt begins it."""
-    return Question([*prompt, THINK] if "thinking" in names else prompt, params(*names), options)
+    return Question(_thinking(prompt) if "thinking" in names else prompt, params(*names), options)
+
+
+def _thinking(prompt: Prompt) -> Prompt:
+    """Returns a prompt of tokens that ends with the begin of reasoning."""
+    if isinstance(prompt, dict):
+        return {**prompt, "prompt_token_ids": [*prompt["prompt_token_ids"], THINK]}
+    assert not isinstance(prompt, str)
+    return [*prompt, THINK]
 
 
 async def ask_all(client: AsyncClient, questions: Mapping[Key, Question]) -> dict[Key, Answer]:

@@ -180,6 +180,11 @@ class ScenarioGroup:
             "scheduler": scheduler,
         }
 
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the model is the whole bundled one; the late-interaction model is of its text part."""
+        return not any(part.late for part in self.parts)
+
     def options(self, number: int) -> RequestOptions:
         return next((made for part in self.parts if (made := part.options(number)) != PLAIN), PLAIN)
 

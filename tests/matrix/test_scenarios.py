@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 import quire.kernels.cpu
 from quire.async_client import AsyncClient
 from quire.cluster import Cluster
+from quire.requests import Prompt
 from tests.e2e.conftest import running_cluster
 from tests.matrix.disturbance import Disturbance
 from tests.matrix.features import REQUESTS
-from tests.matrix.requesting import Answer, Question, ask_all, ask_now, assert_same, prompts, question
+from tests.matrix.requesting import Answer, Question, ask_all, ask_now, assert_same, picture_prompt, prompts, question
 from tests.matrix.scenarios import SCENARIOS, SMALL_STEP, Scenario, ScenarioGroup, crowds, pairs
 from tests.waiting import eventually
 
@@ -38,8 +40,9 @@ TOGETHER: dict[str, tuple[str, ...]] = {
 Names = tuple[str, int]
 
 
-def questions(prompts: list[list[int]], group: ScenarioGroup, *also: str) -> dict[Names, Question]:
-    """Combinations of features, each for one prompt, the larger ones for all."""
+def questions(prompts: Sequence[Prompt], group: ScenarioGroup, *also: str) -> dict[Names, Question]:
+    """Combinations of features, each for one prompt, the larger ones for all that the model takes."""
+    prompts = prompts if group.takes_pictures else [prompt for prompt in prompts if not isinstance(prompt, dict)]
     asked = [(name, i) for name in TOGETHER for i in range(1 if name in REQUESTS else len(prompts))]
     return {
         (name, i): question(prompts[i], *TOGETHER[name], *also, options=group.options(number))
@@ -48,14 +51,15 @@ def questions(prompts: list[list[int]], group: ScenarioGroup, *also: str) -> dic
 
 
 @pytest.fixture(scope="module")
-def asked(cluster: Cluster) -> list[list[int]]:
+def asked(cluster: Cluster) -> list[Prompt]:
+    """Prompts of text, and one with a picture."""
     found = prompts(cluster)
     assert min(map(len, found)) > SMALL_STEP
-    return found
+    return [*found, picture_prompt(cluster)]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, asked: list[list[int]]) -> dict[Names, Answer]:
+def undisturbed(cluster: Cluster, asked: list[Prompt]) -> dict[Names, Answer]:
     return ask_now(cluster, questions(asked, ScenarioGroup([]), "cold"))
 
 
@@ -71,7 +75,7 @@ def test_every_feature_is_asked_for() -> None:
 @pytest.mark.parametrize("crowd", CROWDS, ids=[" + ".join(crowd) for crowd in CROWDS])
 @pytest.mark.slow
 def test_nothing_around_a_request_changes_its_answer(
-    asked: list[list[int]], undisturbed: dict[Names, Answer], crowd: tuple[str, ...], tmp_path: Path
+    asked: list[Prompt], undisturbed: dict[Names, Answer], crowd: tuple[str, ...], tmp_path: Path
 ) -> None:
     group = ScenarioGroup([SCENARIOS[name] for name in crowd])
     with running_cluster(**group.cluster(tmp_path)) as cluster:

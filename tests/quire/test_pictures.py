@@ -105,8 +105,8 @@ async def test_chat_takes_parts_of_openai_and_image_objects(seeing: Path) -> Non
         shown, pixels = await sent(served, client.chat([{"role": "user", "content": content}], ONE))
         assert shown == "<|im_start|>user\nsee [picture][picture][picture]!<|im_end|>\n<|im_start|>assistant\n"
         assert [p[:3] for p in pixels] == [bytes(RED), bytes(RED), bytes(GREEN)]
-        with pytest.raises(InvalidArgument, match="parts of type 'input_audio' are not supported"):
-            await client.chat([{"role": "user", "content": [{"type": "input_audio"}]}], ONE)
+        with pytest.raises(InvalidArgument, match="parts of type 'file' are not supported"):
+            await client.chat([{"role": "user", "content": [{"type": "file"}]}], ONE)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ import torch
 
 from quire.kernels.reference.sampling.noise import gumbel_noise
 
+# Values with which the temperature (rows are greedy) and each filter, in the order of sample(), have no effect.
+UNUSED = ((0.0, torch.float32), (0, torch.int32), (1.0, torch.float32), (0.0, torch.float32))
+
 
 def sample(
     logits: torch.Tensor,

@@ -8,36 +8,20 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.reference.sampling.sampling import UNUSED
 from quire.kernels.triton.precompile.shapes import Calls, ModelShape, ints, longs
 from quire.kernels.triton.sampling.filtered_sampling import sample_filtered
 
 
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor | None,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """Samples one token per row, int32 [num_rows], by the filtered kernel for any arguments; None stands for greedy
-    rows or a disabled filter."""
-
-    def column(given: torch.Tensor | None, unused: float, dtype: torch.dtype) -> torch.Tensor:
-        if given is not None:
-            return given
-        return torch.full((logits.size(0),), unused, dtype=dtype, device=logits.device)
-
-    return sample_filtered(
-        logits.float(),
-        column(temperature, 0.0, torch.float32),
-        column(top_k, 0, torch.int32),
-        column(top_p, 1.0, torch.float32),
-        column(min_p, 0.0, torch.float32),
-        seeds,
-        positions,
-    )
+def sample(logits: torch.Tensor, *columns: torch.Tensor | None) -> torch.Tensor:
+    """Samples one token per row, int32 [num_rows], by the filtered kernel for any arguments. `columns`: temperature,
+    filters, seeds and positions in the reference's order; None stands for greedy rows or a disabled filter."""
+    *given, seeds, positions = columns
+    used = [
+        torch.full((logits.size(0),), unused, dtype=dtype, device=logits.device) if column is None else column
+        for column, (unused, dtype) in zip(given, UNUSED, strict=True)
+    ]
+    return sample_filtered(logits.float(), *used, seeds, positions)
 
 
 def precompile_calls(shape: ModelShape) -> Calls:

@@ -108,20 +108,13 @@ def _best_of_row(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_parts, PARTS: tl
     tl.store(out_ptr + tl.program_id(0), unless_lost(token, top))
 
 
-def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor | None,
-    top_k: torch.Tensor | None,
-    top_p: torch.Tensor | None,
-    min_p: torch.Tensor | None,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
+def sample(logits: torch.Tensor, temperature: torch.Tensor | None, *columns: torch.Tensor | None) -> torch.Tensor:
     """Samples one token per row of logits [num_rows, vocab_size], int32 [num_rows], by the kernel for these filters and
-    number of rows."""
+    number of rows. `columns`: filters, seeds and positions in the reference's order."""
     assert logits.stride(1) == 1
-    if temperature is not None and not (top_k is None and top_p is None and min_p is None):
-        return sample_filtered(logits, temperature, top_k, top_p, min_p, seeds, positions)
+    *filters, seeds, positions = columns
+    if temperature is not None and any(column is not None for column in filters):
+        return sample_filtered(logits, temperature, *columns)
     rows, vocab_size = logits.shape
     tuning, out = TUNING.here, torch.empty(rows, dtype=torch.int32, device=logits.device)
     if not rows:

@@ -21,11 +21,11 @@ def embed_prompts(body: CohereEmbedBody) -> list[Prompt]:
     if body.images:
         return [_chat([conversation.picture(MediaPart(url, origin=IMAGES))]) for url in body.images]
     if body.inputs:
-        return [_of_content(one.content) for one in body.inputs]
+        return [_mixed_prompt(one.content) for one in body.inputs]
     return [TextPrompt(text) for text in body.texts or ()]
 
 
-def _of_content(content: Sequence[Mapping[str, Any]]) -> Prompt:
+def _mixed_prompt(content: Sequence[Mapping[str, Any]]) -> Prompt:
     """Returns the prompt of an input: its texts alone as a text, otherwise a user's message."""
     parts = [read_picture(part, INPUTS) or _text(part) for part in content]
     if all(part["type"] == "text" for part in parts):

@@ -87,7 +87,8 @@ class SharedState:
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else NullStreamStore()
         max_running = max(1, settings.max_inflight_requests // RUNNING_PART)
         policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits, max_running)
-        return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams)
+        clock = self._timing.stream_clock
+        return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams, clock=clock)
 
     def tasks(self) -> list[Awaitable[None]]:
         """Returns the background tasks, to be run as long as the frontend runs."""

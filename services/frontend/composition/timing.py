@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.services.frontend.access.sources import RELOAD_S
@@ -27,6 +29,7 @@ class FrontendTiming:
     key_reload_s: float = RELOAD_S  # of keys in Redis
     batch_poll_s: float = POLL_S
     stalled_upload_s: float = STALLED_S
+    stream_clock: Callable[[], float] = time.monotonic  # of the retention of resumable streams
 
 
 DEFAULT_TIMING = FrontendTiming()

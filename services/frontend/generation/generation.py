@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from quire.services.frontend.calls.measurements import LatencyBreakdown, Times, Usage
 from quire.services.frontend.generation import generation_metrics
+from quire.services.frontend.generation.ports import PromptSlots, Submitter
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.media.stage_clock import MediaTimes
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
@@ -29,32 +29,11 @@ from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
 PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample in addition to its prompt, in tokens
-TOOL_CALLS = "tool_calls"  # finish reason of samples that called tools
 CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
 
 class Aborted(QuireError):
     """The reader's error after abort(): an authorized party ended the request while it ran."""
-
-
-class Submitter(Protocol):
-    """Submits sequences to schedulers and cancels them; implemented by the scheduler client."""
-
-    def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
-        """Submits all samples of one prompt, in order, or one sequence with tokens. `cached`: prompt tokens cached per
-        scheduler."""
-
-    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Cancels sequences; nothing more is delivered for them."""
-
-
-class PromptSlots(Protocol):
-    """Admission of a call that starts with some of its prompts and runs the others as those end."""
-
-    num_samples: int  # that may run concurrently
-
-    def start_next_prompts(self, piece: int, num_left: int) -> int:
-        """Returns how many prompts, of `piece` samples each, may start after one has ended."""
 
 
 class Generation:
@@ -281,15 +260,10 @@ class Generation:
         if not self._samples:  # a request for nothing
             return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]
-        has_tokens = sample.num_tokens > 0
+        first_s, last_s = (sample.first_token_s, sample.last_token_s) if sample.num_tokens else (None, None)
+        started_s = sample.started_s or None
         return LatencyBreakdown(
-            self._submitted_s,
-            self._queue_s,
-            sample.started_s or None,
-            sample.first_token_s if has_tokens else None,
-            sample.last_token_s if has_tokens else None,
-            self._media,
-            self._encode_s,
+            self._submitted_s, self._queue_s, started_s, first_s, last_s, self._media, self._encode_s
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:
@@ -300,14 +274,10 @@ class Generation:
     def finish_reasons(self) -> str:
         """Distinct finish reasons of the samples, comma-separated; unread samples count as cancelled. A sample that
         stopped after a tool call that the client left open has "tool_calls", as in the answer."""
-        return ",".join(dict.fromkeys(map(self._finish_reason, self._samples)))
-
-    def _finish_reason(self, sample: Sample) -> str:
-        use, finish = self.request.tool_use, sample.finish
-        called = self._parsers is not None and self._parsers[sample.index].has_called
-        if called and finish is not None and finish.reason == finish_pb2.FINISH_REASON_STOP:
-            return "stop" if use is not None and use.name else TOOL_CALLS
-        return generation_metrics.finish_reason_name(finish)
+        use, parsers = self.request.tool_use, self._parsers or ()
+        called = {index for index, parser in enumerate(parsers) if parser.has_called and not (use and use.name)}
+        names = (generation_metrics.finish_reason_name(one.finish, called=one.index in called) for one in self._samples)
+        return ",".join(dict.fromkeys(names))
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; `encode_us`: those of

@@ -20,11 +20,15 @@ FINISHED_REASON: dict[FinishReason, str] = {
     finish_pb2.FINISH_REASON_REPETITION: "repetition",
 }
 
+TOOL_CALLS = "tool_calls"  # finish reason of samples that called tools
 REASON_NAMES = {reason: name.removeprefix("FINISH_REASON_").lower() for name, reason in finish_pb2.FinishReason.items()}
 
 
-def finish_reason_name(finish: Finish | None) -> str:
-    """Returns the finish reason for the log; "cancelled" for a sample that did not finish by itself."""
+def finish_reason_name(finish: Finish | None, *, called: bool = False) -> str:
+    """Returns the finish reason for the log; "cancelled" for a sample that did not finish by itself. `called`: it
+    called tools that the client did not force by name."""
+    if called and finish is not None and finish.reason == finish_pb2.FINISH_REASON_STOP:
+        return TOOL_CALLS
     return "cancelled" if finish is None else REASON_NAMES[finish.reason]
 
 

@@ -21,15 +21,9 @@ from quire.services.frontend.request.tool_offer import (
 from quire.services.frontend.request.video_options import video_metadata
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.modalities import IMAGE, VIDEO
-from quire.shared.pb.common.v1 import media_pb2
+from quire.shared.media.modalities import IMAGE
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
-MEDIA_KINDS: Mapping[int, str] = {
-    media_pb2.MEDIA_KIND_UNSPECIFIED: IMAGE,
-    media_pb2.MEDIA_KIND_IMAGE: IMAGE,
-    media_pb2.MEDIA_KIND_VIDEO: VIDEO,
-}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MODES: Mapping[int, str] = {
     pb.ToolChoice.MODE_UNSPECIFIED: AUTO,
@@ -73,16 +67,14 @@ def _part(part: pb.ContentPart) -> Mapping[str, Any]:
     match part.WhichOneof("part"):
         case "text":
             return {"type": "text", "text": part.text}
-        case "image":
-            return conversation.picture(media_part(part.image, PartOrigin(kind="image")))
+        case "image" | "video" | "audio" as modality:
+            given: pb.MediaPart = getattr(part, modality)
+            return conversation.picture(media_part(given, PartOrigin(kind=modality), modality))
     raise InvalidArgument("messages: a part of a message must be set", field="messages")
 
 
-def media_part(part: pb.MediaPart, origin: PartOrigin) -> MediaPart:
-    """Converts a picture or video. Raises InvalidArgument for one of another kind, or without a source and a name."""
-    modality = MEDIA_KINDS.get(part.kind)
-    if modality is None:
-        raise InvalidArgument(f"{origin.place}: kind {part.kind} is not a value of MediaKind", field=origin.field)
+def media_part(part: pb.MediaPart, origin: PartOrigin, modality: str = IMAGE) -> MediaPart:
+    """Converts a media item. Raises InvalidArgument for one without a source and a name."""
     source = part.WhichOneof("source")
     if source is None and not part.name:
         raise InvalidArgument(f"{origin.place} of type {modality} need content, url or name", field=origin.field)
@@ -90,7 +82,7 @@ def media_part(part: pb.MediaPart, origin: PartOrigin) -> MediaPart:
         part.url if source == "url" else None,
         part.content if source == "content" else None,
         name=part.name,
-        origin=origin._replace(kind=modality),
+        origin=origin,
         modality=modality,
         metadata=_video_metadata(part.frames, origin) if part.HasField("frames") else None,
     )

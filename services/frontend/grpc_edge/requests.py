@@ -28,6 +28,7 @@ from quire.services.frontend.request.request import (
 )
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -130,26 +131,36 @@ def new_request(
 def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
     """Returns the prompt: a text, a conversation, or, for Generate only, token ids. Raises InvalidArgument if it is not
     set."""
-    images = _images(message)
+    media = _media(message)
     match message.WhichOneof("prompt"):
         case "text":
-            return TextPrompt(message.text, not message.skip_special_prompt_tokens, images)
+            return TextPrompt(message.text, not message.skip_special_prompt_tokens, media)
         case "conversation":
-            if images:
-                raise InvalidArgument("images: a conversation has its pictures in parts of messages", field="images")
+            if media:
+                field = media[0].origin.field
+                raise InvalidArgument(f"{field}: a conversation has its media in parts of messages", field=field)
             turns = conversations.messages(message.conversation.messages)
             return conversation.chat_prompt(turns, tools=conversations.shown_tools(message.conversation.tools))
         case "token_ids" if isinstance(message, pb.GenerateRequest):
-            return TokenPrompt(message.token_ids.ids, images)
+            return TokenPrompt(message.token_ids.ids, media)
         case _:
             raise InvalidArgument("prompt must be set", field="prompt")
 
 
-def _images(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[MediaPart]:
-    """Returns the pictures of a prompt that is no conversation."""
+def _media(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[MediaPart]:
+    """Returns the media of a prompt that is no conversation."""
     if isinstance(message, pb.TokenizeRequest):
         return []
-    return [conversations.media_part(image, PartOrigin("images: parts", "image", "images")) for image in message.images]
+    given = (
+        (IMAGE, "images", message.images),
+        (VIDEO, "videos", message.videos),
+        (AUDIO, "audios", message.audios),
+    )
+    return [
+        conversations.media_part(part, PartOrigin(f"{field}: parts", modality, field), modality)
+        for modality, field, parts in given
+        for part in parts
+    ]
 
 
 def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:

@@ -1,27 +1,27 @@
-"""Processes that decode and render pictures and videos, so that a hostile file costs neither the event loop nor the
-frontend's memory."""
+"""Processes that decode and render media, so that a hostile file costs neither the event loop nor the frontend's
+memory."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from quire.services.frontend.media import decoder_process
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
-from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, VideoMetadata
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, NO_METADATA, MediaOptions, VideoMetadata
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import IMAGE
 from quire.shared.process.child import Child, ChildEnded
 
 ATTEMPTS = 2  # of one item: a process can be killed for reasons that are not the item
 SLACK = 3.0  # elapsed seconds that are allowed for a second of processor time, on a busy machine
 
 
-class PictureDecoder:
-    """Decodes pictures in a fixed number of processes, started when they are first needed; callers wait for a free
+class MediaDecoder:
+    """Decodes media in a fixed number of processes, started when they are first needed; callers wait for a free
     one."""
 
     def __init__(self, folder: Path, bounds: MediaBounds, num_processes: int) -> None:
@@ -33,40 +33,43 @@ class PictureDecoder:
         self._free: asyncio.Queue[Child] = asyncio.Queue()
         for child in self._children:
             self._free.put_nowait(child)
-        self._threads = ThreadPoolExecutor(num_processes, "pictures")
+        self._threads = ThreadPoolExecutor(num_processes, "media")
         self._num_waiting = 0
 
     @property
     def num_waiting(self) -> int:
-        """Pictures that wait for a process or are being decoded."""
+        """Items that wait for a process or are being decoded."""
         return self._num_waiting
 
-    async def decode(self, content: bytes, options: MediaOptions = DEFAULT_MEDIA_OPTIONS) -> MediaTiles:
-        """Waits for a free process and returns the tiles of the picture in the file `content`. Raises InvalidArgument
-        for a file that is no picture or cannot be decoded within the bounds, and for options that the model's processor
-        does not have."""
-        return await self._answer(decoder_process.question(content, options), is_video=False)
-
-    async def decode_video(self, content: bytes, options: MediaOptions, metadata: VideoMetadata) -> MediaTiles:
-        """Waits for a free process and returns the tiles of the frames that the model's processor takes from a video.
-        `metadata`: of a video that is sent as frames. Raises InvalidArgument as decode()."""
-        return await self._answer(decoder_process.video_question(content, options, metadata), is_video=True)
-
-    async def _answer(self, question: bytes, *, is_video: bool) -> MediaTiles:
-        """Waits for a free process and returns the tiles that it answers with. Raises InvalidArgument."""
+    async def decode(
+        self,
+        content: bytes,
+        options: MediaOptions = DEFAULT_MEDIA_OPTIONS,
+        modality: str = IMAGE,
+        metadata: VideoMetadata = NO_METADATA,
+    ) -> MediaTiles:
+        """Waits for a free process and returns the tiles of the item in the file `content`. `metadata`: of a video that
+        is sent as frames. Raises InvalidArgument for a file of another kind or that cannot be decoded within the
+        bounds, and for options that the model's processor does not have."""
         self._num_waiting += 1
         child: Child | None = None
         try:
             child = await self._free.get()
-            return await asyncio.shield(self._started(child, question, is_video=is_video))
+            question = decoder_process.question(content, options, modality, metadata)
+            return await asyncio.shield(self._started(child, question, modality))
         finally:
             self._num_waiting -= 1
 
-    def _started(self, child: Child, question: bytes, *, is_video: bool) -> asyncio.Future[MediaTiles]:
+    async def samples(self, content: bytes) -> MediaTiles:
+        """Waits for a free process and returns the samples of a sound file at the model's rate, as one row of float32.
+        Raises InvalidArgument as decode()."""
+        return await self.decode(content, modality=decoder_process.SAMPLES)
+
+    def _started(self, child: Child, question: bytes, modality: str) -> asyncio.Future[MediaTiles]:
         """Has `child` decode in a thread and returns the future tiles; the child is free again when it has answered,
         also where the caller has left."""
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, partial(self._ask, child, question, is_video=is_video))
+        future = loop.run_in_executor(self._threads, self._ask, child, question, modality)
 
         def release(done: asyncio.Future[MediaTiles]) -> None:
             self._free.put_nowait(child)
@@ -76,18 +79,17 @@ class PictureDecoder:
         future.add_done_callback(release)
         return future
 
-    def _ask(self, child: Child, question: bytes, *, is_video: bool) -> MediaTiles:
+    def _ask(self, child: Child, question: bytes, modality: str) -> MediaTiles:
         """Returns the tiles that `child` renders; blocks. A process that ended is started again, up to ATTEMPTS
         times. Raises InvalidArgument for an item that exceeds processor time or memory."""
-        longest = decoder_process.decode_time(self._bounds, is_video=is_video) * SLACK + 1.0
+        longest = decoder_process.decode_time(self._bounds, modality) * SLACK + 1.0
         for _ in range(ATTEMPTS):
             try:
                 return decoder_process.decode(child.ask(question, longest))
             except ChildEnded as ended:
                 if ended.status in (None, -signal.SIGXCPU):
-                    text = decoder_process.over_time(self._bounds, is_video=is_video)
-                    raise InvalidArgument(text, field="messages") from None
-        raise InvalidArgument(decoder_process.over_memory(self._bounds, is_video=is_video), field="messages")
+                    raise InvalidArgument(decoder_process.over_time(self._bounds, modality), field="messages") from None
+        raise InvalidArgument(decoder_process.over_memory(self._bounds, modality), field="messages")
 
     @property
     def pids(self) -> list[int]:

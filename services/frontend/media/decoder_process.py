@@ -1,9 +1,8 @@
-"""A child process that decodes and renders pictures and videos under bounds of memory and processor time; decoder.py
-owns it.
+"""A child process that decodes and renders media under bounds of memory and processor time; decoder.py owns it.
 
 Messages to and from the process:
 - introduction(), once: the bounds, and the model's folder, whose media processors are used (JSON)
-- question() or video_question(), for each item: a JSON line with the options, then the file's bytes
+- question(), for each item: a JSON line with the modality and the options, then the file's bytes
 - encode(): a JSON line with the layout, then the pixels of the tiles; or a JSON line with the refusal alone
 """
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,19 @@ from quire.services.frontend.media import pictures, videos
 from quire.services.frontend.media.pictures import Colours
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
-from quire.services.frontend.request.media import MediaOptions, VideoMetadata
+from quire.services.frontend.request.media import NO_METADATA, MediaOptions, VideoMetadata
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.processor import MediaProcessor, TileLayout
-from quire.shared.media.registry import read_media_processor, read_video_processor
-from quire.shared.media.video import VideoProcessor
+from quire.shared.media.audio import decoding
+from quire.shared.media.audio.waveform import AudioBounds
+from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
+from quire.shared.media.model_processors import MediaProcessors
+from quire.shared.media.processor import TileLayout
 from quire.shared.process.child import serve_requests
 from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
 END = b"\n"  # of the JSON
+Question = dict[str, Any]  # the JSON line of a question
+SAMPLES = "samples"  # in the place of a modality: the samples of a sound file are asked for
 
 
 def introduction(bounds: MediaBounds, folder: Path) -> bytes:
@@ -42,11 +45,9 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
     encoded tiles or a refusal. `introduced`: the MediaBounds and the folder as JSON."""
     given = json.loads(introduced)
     bounds = MediaBounds(**given["bounds"])
-    folder = Path(given["folder"])
-    processor, video = read_media_processor(folder), read_video_processor(folder)
-    assert processor is not None
-    if video is not None:
-        _import_video_decoder()
+    processors = MediaProcessors.read(Path(given["folder"]))
+    if processors.video is not None or processors.audio is not None:
+        _import_av()
     limit_memory(bounds.decode_bytes)
 
     def answer(message: bytes) -> bytes:
@@ -54,80 +55,119 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
         refusal, encoded."""
         head, _, content = message.partition(END)
         how = json.loads(head)
-        is_video = "video" in how
         try:
-            with cpu_time_limit(decode_time(bounds, is_video=is_video)):
-                if is_video:
-                    return encode(_video_tiles(content, how, bounds, video))
-                return encode(_tiles(content, how, bounds, processor))
+            with cpu_time_limit(decode_time(bounds, how["modality"])):
+                return encode(DECODERS[how["modality"]](content, how, bounds, processors))
         except InvalidArgument as error:
             return _refusal(error.message, error.field)
         except CpuTimeExceeded:
-            return _refusal(over_time(bounds, is_video=is_video))
+            return _refusal(over_time(bounds, how["modality"]))
         except MemoryError:
-            return _refusal(over_memory(bounds, is_video=is_video))
+            return _refusal(over_memory(bounds, how["modality"]))
 
     return answer
 
 
-def _tiles(content: bytes, how: dict[str, object], bounds: MediaBounds, processor: MediaProcessor) -> MediaTiles:
-    """Decodes the file `content` and renders its tiles. `how`: the JSON line of a question. Raises InvalidArgument for
-    a file that is no picture, one beyond the bounds, and unknown options."""
-    picture = pictures.decode(content, bounds, Colours(str(how["mode"]), tuple(how["background"])))  # type: ignore[arg-type]
-    layout = processor.layout(picture.height, picture.width, how["options"])  # type: ignore[arg-type]
-    return MediaTiles(layout, processor.render(picture, layout).tobytes())
-
-
-def _video_tiles(
-    content: bytes, how: dict[str, Any], bounds: MediaBounds, processor: VideoProcessor | None
-) -> MediaTiles:
-    """Decodes the video `content` and renders the frames that the processor takes. `how`: the JSON line of a question.
-    Raises InvalidArgument as videos.decode()."""
-    assert processor is not None  # the pipeline refuses videos otherwise
-    fps, total, indices, duration = how["metadata"]
-    metadata = VideoMetadata(fps, total, None if indices is None else tuple(indices), duration)
-    return videos.decode(content, how["video"], metadata, bounds, processor)
-
-
-def _import_video_decoder() -> None:
-    """Loads the libraries that decode videos, before memory is limited; without them, videos are refused later."""
+def _import_av() -> None:
+    """Loads the library that decodes videos and sound, before memory is limited; without it, files that need it are
+    refused."""
     with contextlib.suppress(ImportError):
         import av
 
         av.logging.set_level(None)
 
 
-def video_question(content: bytes, options: MediaOptions, metadata: VideoMetadata) -> bytes:
-    """Returns the message that asks for the tiles of the video `content`."""
-    return json.dumps({"video": dict(options.video), "metadata": metadata}).encode() + END + content
-
-
-def decode_time(bounds: MediaBounds, *, is_video: bool) -> float:
-    """Returns the seconds of processor time that one item may take."""
-    return bounds.video_decode_s if is_video else bounds.decode_s
-
-
-def question(content: bytes, options: MediaOptions) -> bytes:
-    """Returns the message that asks for the tiles of the picture in the file `content`."""
-    how = {"mode": options.image_mode, "background": options.background, "options": dict(options.processor)}
+def question(
+    content: bytes, options: MediaOptions, modality: str = IMAGE, metadata: VideoMetadata = NO_METADATA
+) -> bytes:
+    """Returns the message that asks for the tiles of the item in the file `content`. `metadata`: of a video that is
+    sent as frames."""
+    how = {
+        "modality": modality,
+        "mode": options.image_mode,
+        "background": options.background,
+        "options": dict(options.video if modality == VIDEO else options.processor),
+        "metadata": metadata,
+    }
     return json.dumps(how).encode() + END + content
 
 
-def over_memory(bounds: MediaBounds, *, is_video: bool = False) -> str:
+def _picture(content: bytes, how: Question, bounds: MediaBounds, processors: MediaProcessors) -> MediaTiles:
+    """Decodes the picture `content` and renders its tiles. Raises InvalidArgument for a file that is no picture, one
+    beyond the bounds, and unknown options."""
+    assert processors.image is not None  # the pipeline refuses pictures otherwise
+    picture = pictures.decode(content, bounds, Colours(how["mode"], tuple(how["background"])))
+    layout = processors.image.layout(picture.height, picture.width, how["options"])
+    return MediaTiles(layout, processors.image.render(picture, layout).tobytes())
+
+
+def _video(content: bytes, how: Question, bounds: MediaBounds, processors: MediaProcessors) -> MediaTiles:
+    """Decodes the video `content` and renders the frames that the processor takes. Raises InvalidArgument as
+    videos.decode()."""
+    assert processors.video is not None  # the pipeline refuses videos otherwise
+    fps, total, indices, duration = how["metadata"]
+    metadata = VideoMetadata(fps, total, None if indices is None else tuple(indices), duration)
+    return videos.decode(content, how["options"], metadata, bounds, processors.video)
+
+
+def _sound(content: bytes, how: Question, bounds: MediaBounds, processors: MediaProcessors) -> MediaTiles:
+    """Decodes the sound `content` and computes its features. Raises InvalidArgument for a file that is no sound, one
+    beyond the bounds, and unknown options."""
+    processor = processors.audio
+    assert processor is not None  # the pipeline refuses sound otherwise
+    seconds = min(bounds.audio_s, processor.max_samples / processor.rate)
+    samples = decoding.decode(content, processor.rate, AudioBounds(seconds=seconds))
+    layout = processor.sound_layout(min(len(samples), processor.max_samples), how["options"])
+    features = processor.features(samples[: processor.max_samples], layout)
+    return MediaTiles(layout, features.astype(layout.dtype).tobytes())
+
+
+def _samples(content: bytes, how: Question, bounds: MediaBounds, processors: MediaProcessors) -> MediaTiles:
+    """Decodes the sound `content` to the samples that the model takes, [1, 1, num_samples]. Raises InvalidArgument for
+    a file that is no sound, and one beyond the bounds."""
+    assert processors.audio is not None  # only models that transcribe are asked
+    samples = decoding.decode(content, processors.audio.rate, AudioBounds(seconds=bounds.audio_file_s))
+    return MediaTiles(TileLayout(1, 1, len(samples), is_sound=True), samples.astype("<f4").tobytes())
+
+
+# By modality, or SAMPLES: function that decodes a file and renders its tiles.
+DECODERS: Mapping[str, Callable[[bytes, Question, MediaBounds, MediaProcessors], MediaTiles]] = {
+    IMAGE: _picture,
+    VIDEO: _video,
+    AUDIO: _sound,
+    SAMPLES: _samples,
+}
+SHORTER = "Send a shorter clip."
+REMEDIES = {
+    IMAGE: "Send a smaller picture.",
+    VIDEO: "Send a shorter or smaller one.",
+    AUDIO: SHORTER,
+    SAMPLES: SHORTER,
+}
+
+
+def decode_time(bounds: MediaBounds, modality: str) -> float:
+    """Returns the seconds of processor time that an item may take. `modality`: or SAMPLES."""
+    longer = {VIDEO: bounds.video_decode_s, SAMPLES: bounds.audio_file_decode_s}
+    return longer.get(modality, bounds.decode_s)
+
+
+def over_memory(bounds: MediaBounds, modality: str) -> str:
     """Returns the refusal of an item that exceeds `decode_bytes`."""
-    limit, (kind, remedy) = bounds.decode_bytes >> 20, _kind(is_video=is_video)
-    return f"Failed to load {kind}: decoding it takes too much memory (limit: {limit} MiB). {remedy}"
+    limit = bounds.decode_bytes >> 20
+    text = f"decoding it takes too much memory (limit: {limit} MiB)"
+    return f"Failed to load {_kind(modality)}: {text}. {REMEDIES[modality]}"
 
 
-def over_time(bounds: MediaBounds, *, is_video: bool = False) -> str:
+def over_time(bounds: MediaBounds, modality: str) -> str:
     """Returns the refusal of an item that takes longer than decode_time()."""
-    limit, (kind, remedy) = decode_time(bounds, is_video=is_video), _kind(is_video=is_video)
-    return f"Failed to load {kind}: decoding it takes more than {limit:g} s. {remedy}"
+    limit = decode_time(bounds, modality)
+    return f"Failed to load {_kind(modality)}: decoding it takes more than {limit:g} s. {REMEDIES[modality]}"
 
 
-def _kind(*, is_video: bool) -> tuple[str, str]:
-    """Returns the name of an item in errors, and the remedy for one that is too large."""
-    return ("video", "Send a shorter or smaller one.") if is_video else ("image", "Send a smaller picture.")
+def _kind(modality: str) -> str:
+    """Returns the name of an item in errors."""
+    return AUDIO if modality == SAMPLES else modality
 
 
 def _refusal(text: str, field: str = "messages") -> bytes:
@@ -145,8 +185,8 @@ def decode(answer: bytes) -> MediaTiles:
     found = json.loads(head)
     if "refused" in found:
         raise InvalidArgument(found["refused"], field=found["field"])
-    num_tiles, height, width, numbers = found["layout"]
-    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers)), pixels)
+    num_tiles, height, width, numbers, is_sound = found["layout"]
+    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers), is_sound), pixels)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,19 @@ def expand(
     return prompt.token_ids, tuple(_message(*each) for each in zip(items, prompt.items, strict=True))
 
 
+def attended(item: PlacedItem) -> media_pb2.MediaItem:
+    """Returns an item to whose rows the decoder attends, as schedulers and workers get it. It is part of the hashes of
+    all blocks, as its range is the first token."""
+    return media_pb2.MediaItem(
+        identifier=item.identifier,
+        length=1,
+        num_embeddings=item.expansion.num_embeddings,
+        modality=item.modality,
+        layout=i32_bytes(item.tiles.layout.numbers),
+        is_attended=True,
+    )
+
+
 def _message(item: PlacedItem, place: ExpandedItem) -> media_pb2.MediaItem:
     """Returns the item as schedulers and workers get it."""
     runs = [number for run in place.runs for number in run]

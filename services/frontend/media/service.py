@@ -75,7 +75,9 @@ async def _send(context: Context, tiles: MediaTiles) -> None:
     """Sends the head and the parts. Raises DeadlineExceeded if the caller does not read one in time."""
     checksum = await asyncio.to_thread(zlib.crc32, tiles.pixels)
     layout = tiles.layout
-    head = pb.PixelsHead(num_tiles=layout.num_tiles, height=layout.height, width=layout.width, checksum=checksum)
+    element = pb.TILE_ELEMENT_FLOAT32 if layout.is_sound else pb.TILE_ELEMENT_UNSPECIFIED
+    size = {"num_tiles": layout.num_tiles, "height": layout.height, "width": layout.width}
+    head = pb.PixelsHead(**size, checksum=checksum, element=element)
     await _write(context, pb.FetchMediaResponse(head=head))
     for start in range(0, len(tiles.pixels), PART_BYTES):
         await _write(context, pb.FetchMediaResponse(part=tiles.pixels[start : start + PART_BYTES]))

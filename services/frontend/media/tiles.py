@@ -9,7 +9,7 @@ from quire.shared.media.processor import TileLayout
 
 @dataclass(frozen=True, slots=True)
 class MediaTiles:
-    """Rendered tiles of one item: 8-bit RGB, [num_tiles, height, width, 3]."""
+    """Rendered tiles of one item: 8-bit RGB, [num_tiles, height, width, 3]; of sound: float32 features."""
 
     layout: TileLayout
     pixels: bytes = field(repr=False)

@@ -45,7 +45,7 @@ def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
         if not body.stat().st_size:
             raise InvalidArgument("the form must not be empty; send the parts purpose and file", field="file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as form:
-            for name, part_filename, start, end in _parts(form, boundary):
+            for name, part_filename, start, end in form_parts(form, boundary):
                 if name == "file":
                     filename = part_filename
                     _copy(form, start, end, target)
@@ -64,7 +64,7 @@ def _copy(form: mmap.mmap, start: int, end: int, target: Path) -> None:
             out.write(form[at : min(at + CHUNK_BYTES, end)])
 
 
-def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, int]]:
+def form_parts(form: bytes | mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, int]]:
     """Yields each part's name, file name, and the half-open range of its bytes; raises InvalidArgument for an
     incomplete form or too many parts."""
     mark = b"--" + boundary

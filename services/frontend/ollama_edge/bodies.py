@@ -12,6 +12,7 @@ from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.nested_fields import Shape
 from quire.services.frontend.http.fields.optional_fields import Flag, OptionalText
+from quire.services.frontend.http.fields.scalar_fields import OllamaScalarFields
 from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
 from quire.services.frontend.request.scalar_parameters import BY_NAME
 
@@ -40,7 +41,7 @@ OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}  # sampling parameter ->
 HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**UNSUPPORTED_SAMPLERS, "penalize_newline": (None, True)}
 
 
-class Options(CheckedBody):
+class Options(OllamaScalarFields):
     """Sampling options in Ollama's names; omitted ones use the model's recommendation."""
 
     model_config = ConfigDict(
@@ -52,17 +53,12 @@ class Options(CheckedBody):
     not_offered = HARMLESS_OPTIONS
 
     temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
     seed: int | None = None
     num_predict: int | None = Field(
         default=None, description="maximum number of tokens; -1 and -2: up to the context length"
     )
     stop: str | list[str] | None = None
     repeat_penalty: float | None = Field(default=None, json_schema_extra=dict(BY_NAME["repetition_penalty"].schema))
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
 
 class OllamaBody(CheckedBody):

@@ -173,6 +173,8 @@ class OllamaRoutes:
         capabilities = ["completion", "embedding"]
         if "image" in entry.input_modalities:
             capabilities.append("vision")
+        if "audio" in entry.input_modalities:
+            capabilities.append("audio")
         if self._tokenizer.template.supports_tools:
             capabilities.append("tools")
         return [*capabilities, "thinking"] if self._tokenizer.thinking_token_ids is not None else capabilities

@@ -25,10 +25,13 @@ from quire.services.frontend.openai_edge.routes.pooling_routes import (
     PoolingRoutes,
 )
 from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
+from quire.services.frontend.openai_edge.transcription.routes import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionRoutes
+from quire.services.frontend.openai_edge.transcription.transcriber import Transcriber
 
 # Names of a Request's fields in the bodies.
 CHAT_FIELDS = {"prompt": "messages"}
 INPUT_FIELDS = {"prompt": "input"}
+FILE_FIELDS = {"prompt": "file", "messages": "file", "max_tokens": "max_completion_tokens"}
 DOCUMENT_FIELDS = {"prompt": "documents"}
 RESPONSE_FIELDS = {
     "prompt": "input",
@@ -55,7 +58,15 @@ def _routers(context: ServingContext) -> Sequence[Router]:
         TokenRoutes(context),
         ModelRoutes(context.catalogue),
     )
-    return [one.router for one in routes]
+    return [*(one.router for one in routes), *_transcription(context)]
+
+
+def _transcription(context: ServingContext) -> Sequence[Router]:
+    """Returns the router of transcriptions, if the model transcribes."""
+    if context.sound is None:
+        return ()
+    transcriber = Transcriber(context.generator, context.tokenizer, context.sound)
+    return (TranscriptionRoutes(transcriber, context.catalogue).router,)
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
@@ -105,6 +116,7 @@ OPENAI = Dialect(
         *(InferencePath(path, schemas.SCORES, field_names=DOCUMENT_FIELDS) for path in SCORE),
         *(InferencePath(path, schemas.RANKED, field_names=DOCUMENT_FIELDS) for path in RERANK),
         InferencePath(INVOCATIONS, INVOKED),
+        *(InferencePath(path, field_names=FILE_FIELDS) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
     ),
     examples=_examples,
 )

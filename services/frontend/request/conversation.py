@@ -10,33 +10,34 @@ from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import ChatPrompt
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument, Unimplemented
-from quire.shared.media.modalities import IMAGE, VIDEO
+from quire.shared.media.modalities import IMAGE, MODALITIES
 
-MEDIA_PARTS = (IMAGE, VIDEO)  # types of the parts of contents that stand for media, as chat templates know them
+MEDIA_PARTS = MODALITIES  # types of the parts of contents that stand for media, as chat templates know them
 NO_JSON = "INVALID_JSON"  # Anthropic's documented key for tool arguments that are not valid JSON
 
 # Substring of a part's type -> what such parts hold, for the error text.
 MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files", "document": "documents"}
 
 
-def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
+def unsupported_part(place: str, kind: Any, field: str, taken: Sequence[str] = (IMAGE,)) -> Unimplemented:
     """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural; an
-    empty `kind`: there are no types."""
+    empty `kind`: there are no types. `taken`: modalities besides text that are taken."""
     shown = kind or place if isinstance(kind, str) else ""
     media = next((name for piece, name in MEDIA.items() if piece in shown), "")
-    given = "text only" if media == MEDIA[IMAGE] else "text and pictures only"  # pictures, if the model has no encoder
+    others = [MEDIA[name] for name in taken if MEDIA[name] != media]
+    given = f"{' and '.join(['text', *others])} only"
     reason = f": models are given {given}, not {media}; send their content as text" if media else ""
     of_type = "" if kind == "" else f" of type {kind!r:.64}"
     return Unimplemented(f"{place}{of_type} are not supported by this server{reason}", field=field)
 
 
-def not_taken(origin: PartOrigin) -> Unimplemented:
-    """Returns the error for media that a model without an encoder for them gets."""
-    return unsupported_part(*origin)
+def not_taken(origin: PartOrigin, taken: Sequence[str] = ()) -> Unimplemented:
+    """Returns the error for media that a model without an encoder for them gets. `taken`: modalities that it takes."""
+    return unsupported_part(*origin, taken)
 
 
 def picture(part: MediaPart) -> dict[str, Any]:
-    """Returns a content part with a picture or video; chat_prompt() takes the item out of it."""
+    """Returns a content part with a picture, video or clip of sound; chat_prompt() takes the item out of it."""
     return {"type": part.modality, "part": part}
 
 

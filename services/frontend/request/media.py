@@ -36,12 +36,12 @@ NO_METADATA = VideoMetadata()
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One picture or video. Without `url` and `content` it refers to an earlier one by its name."""
+    """One picture, video or clip of sound. Without `url` and `content` it refers to an earlier one by its name."""
 
     url: str | None = field(default=None, repr=False)  # data:, http(s): or file: URL, not parsed yet
     content: bytes | None = field(default=None, repr=False)  # a whole file
     name: str = ""  # the client's name of the item (uuid); empty: none
-    fault: str = ""  # error of a part without a picture, for models that take pictures; empty: none
+    fault: str = ""  # error of a part without an item, for models that take such items; empty: none
     origin: PartOrigin = CHAT_PART
     modality: str = IMAGE
     metadata: VideoMetadata | None = None  # of a video; None: that of the request's options
@@ -49,7 +49,7 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """How the pictures and videos of a request are processed."""
+    """How the media of a request are processed."""
 
     processor: Mapping[str, Any] = field(default_factory=dict)  # mm_processor_kwargs
     image_mode: str = "RGB"  # colours that pictures are reduced to before they become RGB

@@ -1,4 +1,4 @@
-"""Options of pictures and videos in bodies: mm_processor_kwargs and media_io_kwargs, as clients of vLLM send them."""
+"""Options of media in bodies: mm_processor_kwargs and media_io_kwargs, as clients of vLLM send them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, WHITE, MediaOptions
 from quire.services.frontend.request.video_options import read_video_io
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.modalities import VIDEO
+from quire.shared.media.modalities import IMAGE, MODALITIES, VIDEO
 
 MODES = ("RGB", "L", "1")
 IMAGE_FIELDS = ("image_mode", "rgba_background_color")
-OTHER_MODALITIES = (VIDEO, "audio")
 MAX_BYTE = 255
 # Groups of processor options by modality, in Hugging Face's names.
 IMAGES, VIDEOS = "images_kwargs", "videos_kwargs"
@@ -24,7 +23,7 @@ DONE_BY_WORKERS = ("do_normalize", "do_rescale")  # workers do both in any case,
 
 
 def media_options(processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None) -> MediaOptions:
-    """Returns the options of a request's pictures and videos. `processor`: mm_processor_kwargs, flat or in groups by
+    """Returns the options of a request's media. `processor`: mm_processor_kwargs, flat or in groups by
     modality; `media_io`: media_io_kwargs. Raises InvalidArgument."""
     if not processor and not media_io:
         return DEFAULT_MEDIA_OPTIONS
@@ -64,9 +63,9 @@ def _image_io(given: Mapping[str, Any]) -> tuple[str, tuple[int, int, int]]:
     """Returns the colour mode and the background of media_io_kwargs.image. Raises InvalidArgument for unknown
     modalities and options, and for values that an option does not allow."""
     for name in given:
-        if name != "image" and name not in OTHER_MODALITIES:
-            raise _wrong(f"there is no modality {name!r:.64}; known: image, video")
-    image = given.get("image") or {}
+        if name not in MODALITIES:
+            raise _wrong(f"there is no modality {name!r:.64}; known: {', '.join(MODALITIES)}")
+    image = given.get(IMAGE) or {}
     if not isinstance(image, Mapping):
         raise _wrong(f"image must be an object, got {image!r:.64}")
     for name in image:

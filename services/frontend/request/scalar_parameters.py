@@ -117,6 +117,9 @@ SCALAR_PARAMETERS = (
 )
 BY_NAME = {parameter.name: parameter for parameter in SCALAR_PARAMETERS}
 NAMES = frozenset(BY_NAME)
+PROBABILITY_FILTERS = tuple(
+    parameter.name for parameter in SCALAR_PARAMETERS if parameter.is_filter and not parameter.is_integer
+)
 ALWAYS_SENT = tuple(parameter.name for parameter in SCALAR_PARAMETERS if parameter.is_always_sent)
 RECOMMENDED = tuple(parameter.name for parameter in SCALAR_PARAMETERS if parameter.is_recommended)
 NOT_WITH_BEAMS = frozenset(parameter.name for parameter in SCALAR_PARAMETERS if not parameter.allowed_with_beams)

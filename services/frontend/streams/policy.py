@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from quire.services.frontend.access.access import Caller
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.store import StoreLimits, StoreUnavailable, StreamKey
 from quire.services.frontend.streams.stream import Stream
@@ -77,6 +78,13 @@ class StreamPolicy:
                 retry_after_ms=RETRY_MS,
             )
 
+    def check_count(self, count: int, total: int) -> None:
+        """Raises ResourceExhausted if a client with `count` streams, or all with `total`, may have no further one; used
+        where the shared store does not count."""
+        for bound, found in (("per_tenant", count), ("all_tenants", total)):
+            if found >= getattr(self.limits, bound):
+                raise self.full(bound)
+
     def check_running(self, num_running: int) -> None:
         """Raises ResourceExhausted if a client has as many streams in progress as it may: they run without it, and
         would otherwise take the places of all others."""
@@ -110,6 +118,14 @@ class StreamPolicy:
         ):
             if found > (limit := getattr(self.limits, name)):
                 raise ResourceExhausted(f"stream_limits: a stream may have {name}={limit}, this one would have {found}")
+
+
+def count_of_client(streams: Iterable[Stream], caller: Caller | None, address: str) -> int:
+    """Returns how many of the streams are the client's: of its key's tenant, or, without a key, of its address, since a
+    tenant that a client merely states may be a new one in every call."""
+    if caller is not None:
+        return sum(1 for stream in streams if stream.request.key_name and stream.key.tenant == caller.tenant)
+    return sum(1 for stream in streams if not stream.request.key_name and stream.address == address)
 
 
 def check_resumable(request: Request) -> None:

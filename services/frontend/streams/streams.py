@@ -26,6 +26,7 @@ from quire.services.frontend.streams.policy import (
     StreamPolicy,
     answer_of_store,
     check_resumable,
+    count_of_client,
     not_found,
     refusal_reason,
     stream_exists,
@@ -136,25 +137,10 @@ class Streams:
         of_tenant = (stream for stream in self.known.values() if stream.key.tenant == key.tenant)
         count = sum(1 for stream in of_tenant if key.tenant or stream.address == call.address)
         if not self.store.is_shared or not key.tenant:
-            self._check_count(count)
-        self.policy.check_running(self._count_running(call))
-        self.policy.check_memory("resumable", self.known.values())
-
-    def _count_running(self, call: Call) -> int:
-        """Returns the number of streams in progress here of the call's client: of its key's tenant, or, without a key,
-        of its address, since a tenant that a client merely states may be a new one in every call."""
+            self.policy.check_count(count, len(self.known))
         running = (self.known[key] for key in self.running if key in self.known)
-        if call.caller is not None:
-            tenant = call.caller.tenant
-            return sum(1 for stream in running if stream.request.key_name and stream.key.tenant == tenant)
-        return sum(1 for stream in running if not stream.request.key_name and stream.address == call.address)
-
-    def _check_count(self, count: int) -> None:
-        """Raises ResourceExhausted if a limit on the number of streams is reached; used where the shared store does not
-        count."""
-        for bound, found in (("per_tenant", count), ("all_tenants", len(self.known))):
-            if found >= getattr(self.policy.limits, bound):
-                raise self.policy.full(bound)
+        self.policy.check_running(count_of_client(running, call.caller, call.address))
+        self.policy.check_memory("resumable", self.known.values())
 
     def _new_producer(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:
         """Registers the stream as local and returns it with its producer. `owner`: the lease already acquired; empty: a

@@ -257,6 +257,11 @@ class Tokenizer:
         """Ids of the tokens that skip_special_tokens omits."""
         return self._skipped_but(frozenset())
 
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the added tokens, by their literal text."""
+        return {text: token_id for token_id, text in self._added.items()}
+
     def added_token(self, token_id: int) -> str | None:
         """Returns the literal text of an added token; None for others."""
         return self._added.get(token_id)

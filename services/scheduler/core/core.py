@@ -63,7 +63,14 @@ class Core:
         self._starter = SequenceStarter(self.state, self.siblings)
         self._beams = BeamScheduler(self.state, self._starter)
         sources = [source for source in (self.host_blocks, self.peer_blocks) if source is not None]
-        self._admitter = Admitter(self.state, self._starter, self._pace, self._beams.admit, sources)
+        self._admitter = Admitter(
+            self.state,
+            self._starter,
+            self._pace,
+            self._beams.admit,
+            sources=sources,
+            encoder_outputs=self.encoder_outputs,
+        )
         self._running_scheduler = RunningScheduler(self.state, self.speculation, lambda: self._admitter.num_new_seqs)
         self._results = ResultProcessor(self.state, self._beams, self.counts.drafts)
 
@@ -74,7 +81,11 @@ class Core:
         hashed = limits.block_size if limits.caches_prefixes else 0
         self.grammars = Grammars()
         self.queries = QueryVectors(limits.num_query_vectors, hashed, counts, state, state.queue)
-        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity, state.queue)
+        cross = self.kv.cross
+        has_keys = (
+            (lambda _: False) if cross is None else (lambda item: cross.is_cached(item.identifier, item.num_embeddings))
+        )
+        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity, state.queue, has_keys)
         self.siblings = Siblings(state.queue)
         stores = limits.tiers.num_host_blocks and limits.caches_prefixes
         self.host_blocks = HostBlocks(self.kv, limits.tiers, counts) if stores else None
@@ -98,7 +109,7 @@ class Core:
         refusal = self.limits.refusal(sequence.num_tokens, sequence.width, samples=not sequence.samples_nothing)
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
-        if refusal is None and sequence.media:
+        if refusal is None and (sequence.media or self.limits.cross_length):
             refusal = self.limits.refusal_of_media(sequence.media, sequence.num_tokens)
         if refusal is not None:
             sequence.status = SequenceStatus.FINISHED
@@ -128,13 +139,10 @@ class Core:
             else:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 
-    def on_media_encoded(
-        self, identifier: bytes, failure: Failure | None = None, span: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
+    def on_media_encoded(self, identifier: bytes, failure: Failure | None = None) -> None:
         """Handles the worker's answer to an encoder order: the item's rows are ready, and the sequences that waited
         for them are queued, or the item could not be fetched or encoded (`failure`), and they finish with this
-        error. `span`: begin and end of the encoding, seconds."""
-        self.encoder_outputs.count_time(identifier, span)
+        error."""
         for sequence in self.encoder_outputs.complete(identifier, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.encoder_outputs)

@@ -9,7 +9,7 @@ from quire.services.scheduler.core.policies import DEFAULTS, PolicyMaker, Policy
 from quire.services.scheduler.core.policies.fcfs import Fcfs
 from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.kv_cache.groups import KVGroups
-from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
+from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec, cross_length, without_cross
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,12 @@ class CoreLimits:
     # Derived once: every filled block and every admission reads them, and specs compare field by field.
     whole_prompts: bool = field(init=False)  # no KV is kept: a prompt is computed in one step and not extended
     caches_prefixes: bool = field(init=False)
+    cross_length: int = field(init=False)  # most rows of an encoder's output that a sequence attends to; 0: none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "whole_prompts", self.kv_specs == (NOTHING,))
         object.__setattr__(self, "caches_prefixes", self.enable_prefix_caching and not self.whole_prompts)
+        object.__setattr__(self, "cross_length", cross_length(self.kv_specs))
 
     @property
     def groups(self) -> KVGroups:
@@ -85,9 +87,10 @@ class CoreLimits:
         if self.whole_prompts:
             return self._refusal_of_whole(num_tokens, samples=samples)
         num_blocks = -(-num_tokens // self.block_size)
-        most = num_blocks * len(self.kv_specs)
-        if most > self.usable_blocks and self.groups.least_cost(num_blocks) > self.usable_blocks:
-            return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
+        usable = self.usable_blocks - -(-self.cross_length // self.block_size)
+        most = num_blocks * len(without_cross(self.kv_specs))
+        if most > usable and self.groups.least_cost(num_blocks) > usable:
+            return f"A prompt of {num_tokens} tokens does not fit in the worker's {usable} KV blocks."
         return None
 
     def refusal_of_media(self, items: Sequence[MediaItem], num_tokens: int) -> str | None:
@@ -98,6 +101,8 @@ class CoreLimits:
                 "media: the worker takes no pictures: its model has no encoder, or its options (language_model_only, "
                 "pipeline_parallel_size, context_parallel_size) leave the encoder out. Send text alone."
             )
+        if self.cross_length:
+            return self._refusal_of_attended(items)
         total = sum({item.identifier: item.num_embeddings for item in items}.values())
         if total > self.encoder_capacity:
             return (
@@ -105,6 +110,23 @@ class CoreLimits:
                 f"{self.encoder_capacity} at a time. Send fewer or smaller ones."
             )
         return self._refusal_of_whole_media(items, num_tokens) if self.whole_media else None
+
+    def _refusal_of_attended(self, items: Sequence[MediaItem]) -> str | None:
+        """Returns why the decoder of an encoder-decoder model cannot attend to these items; None if it can."""
+        if len(items) != 1:
+            return (
+                f"media: the prompt has {len(items)} items, and this model's decoder attends to exactly one. Send one "
+                "sound with each prompt."
+            )
+        rows = items[0].num_embeddings
+        if (items[0].offset, items[0].length) != (0, 1) or not 1 <= rows <= min(
+            self.cross_length, self.encoder_capacity
+        ):
+            return (
+                f"media: the item has {rows} embeddings at {items[0].offset}, length {items[0].length}; this model's "
+                f"decoder attends to at most {min(self.cross_length, self.encoder_capacity)}, at 0, length 1."
+            )
+        return None
 
     def _refusal_of_whole_media(self, items: Sequence[MediaItem], num_tokens: int) -> str | None:
         """Returns why items that are computed within one step each can never be; None if they can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ class Admission(NamedTuple):
     sequence: Sequence
     token_ids: bytes  # i32 column of all known tokens
     num_cached_tokens: int
+    cross_blocks: Seq[int] = ()  # blocks of the encoder's output that the sequence attends to
+    writes_cross: bool = False  # the worker writes them before this step
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,19 @@ class SlotTables:
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
         if self._has_windows:
             self.kv.set_restart_points(slot, sequence.restart_points)
-        builder.admit(Admission(slot, sequence, token_ids, num_cached))
+        builder.admit(self._admission(slot, sequence, token_ids, num_cached))
         self.add_capacity(builder, slot, shared)
         return slot
+
+    def _admission(self, slot: int, sequence: Sequence, token_ids: bytes, num_cached: int) -> Admission:
+        """Returns the admission for the plan; gives the slot the blocks of the encoder's output that the sequence
+        attends to."""
+        cross = self.kv.cross
+        if cross is None:
+            return Admission(slot, sequence, token_ids, num_cached)
+        item = sequence.media[0]
+        is_new = cross.admit(slot, item.identifier, item.num_embeddings)
+        return Admission(slot, sequence, token_ids, num_cached, cross.table(slot), is_new)
 
     def release(self, sequence: Sequence, fence: int | None) -> int:
         """Releases slot and blocks; the blocks are free once the step `fence` has returned. Returns the slot."""

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
+from quire.shared.media.modalities import MODALITIES
 from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 MAX_ITEMS = 1024  # of one prompt
+MAX_ROWS = 2**24  # that a decoder attends to
 MAX_LAYOUT = 2**16  # bytes of MediaItem.layout
-MODALITIES = ("image", "video")
 
 
 def wrong_media(items: Iterable[MediaItem], num_prompt_tokens: int) -> str:
@@ -34,11 +35,24 @@ def _wrong_item(item: MediaItem) -> str:
         return f"identifier has {len(item.identifier)} bytes instead of {block_hash.HASH_BYTES}"
     if item.modality not in MODALITIES:
         return f"modality {item.modality[:100]!r} is none of {', '.join(MODALITIES)}"
+    if item.is_attended:
+        return _wrong_attended(item)
     if not 1 <= item.num_embeddings <= item.length:
         return f"num_embeddings is {item.num_embeddings}, of {item.length} tokens"
     if len(item.layout) > MAX_LAYOUT or len(item.layout) % block_hash.TOKEN_BYTES:
         return f"layout has {len(item.layout)} bytes, which are no i32 column of at most {MAX_LAYOUT} bytes"
     return _wrong_runs(item)
+
+
+def _wrong_attended(item: MediaItem) -> str:
+    """Returns what is wrong with an item that a decoder attends to; empty if nothing is."""
+    if (item.offset, item.length) != (0, 1) or item.embedding_runs:
+        return f"is_attended: its range is {item.length} tokens at {item.offset}, not the first one without runs"
+    if not 1 <= item.num_embeddings <= MAX_ROWS:
+        return f"num_embeddings is {item.num_embeddings}, of at most {MAX_ROWS} rows to attend to"
+    if len(item.layout) > MAX_LAYOUT or len(item.layout) % block_hash.TOKEN_BYTES:
+        return f"layout has {len(item.layout)} bytes, which are no i32 column of at most {MAX_LAYOUT} bytes"
+    return ""
 
 
 def _wrong_runs(item: MediaItem) -> str:

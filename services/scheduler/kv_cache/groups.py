@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.shared.kv.kv_retention import Retention, StateRetention, WindowRetention, longest_match, retention_of
-from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
+from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec, cross_length, without_cross
 
 BlockArray = npt.NDArray[Any]  # integers, or floats for fractional blocks
 ALL_BLOCKS = range(1 << 40)
@@ -24,11 +24,26 @@ ALL_BLOCKS = range(1 << 40)
 
 @dataclass(frozen=True)
 class KVGroups:
-    """All KV groups of a worker, and the maximum chunk size."""
+    """All KV groups of a worker, and the maximum chunk size. The group of encoder outputs is apart: its blocks do not
+    grow with the sequence (cross_blocks.py), and no index or number of groups counts it."""
 
-    specs: tuple[KVSpec, ...]
+    all_specs: tuple[KVSpec, ...]
     block_size: int
     max_num_batched_tokens: int
+
+    @cached_property
+    def specs(self) -> tuple[KVSpec, ...]:
+        """Specs of the groups whose blocks grow with the sequence."""
+        return without_cross(self.all_specs)
+
+    @cached_property
+    def cross_length(self) -> int:
+        """Most rows of an encoder's output that a sequence attends to; 0 without cross attention."""
+        return cross_length(self.all_specs)
+
+    def cross_cost(self, num_rows: int) -> int:
+        """Returns the pages for `num_rows` rows of an encoder's output."""
+        return -(-num_rows // self.block_size) if self.cross_length else 0
 
     @cached_property
     def num(self) -> int:
@@ -83,6 +98,7 @@ class KVGroups:
     def max_sequence_tokens(self, num_pages: int, max_model_len: int) -> int:
         """Returns the maximum number of tokens of a sequence that may use `num_pages` pages in chunks as small as
         necessary, at most `max_model_len`; whole blocks, found by bisection."""
+        num_pages -= self.cross_cost(self.cross_length)
         most = -(-max_model_len // self.block_size)
         if self.least_cost(most) <= num_pages:
             return max_model_len

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool, BlockUse, Observer
+from quire.services.scheduler.kv_cache.cross_blocks import CrossBlocks
 from quire.services.scheduler.kv_cache.groups import BlockArray, KVGroups
 from quire.services.scheduler.kv_cache.match import Match, MultiGroupMatch, SingleGroupMatch
 from quire.services.scheduler.kv_cache.part_index import PARENT_BYTES, TOKEN_BYTES, BlockPart, PartIndex
@@ -45,6 +46,7 @@ class KVCacheManager:
         has_parts = enable_caching and 0 < prefix_grain < block_size and groups.plain
         self.parts = PartIndex(block_size, prefix_grain) if has_parts else None
         self.pool = BlockPool(num_blocks, observer, self.parts)
+        self.cross = CrossBlocks(self.pool, groups.num, block_size, num_slots) if groups.cross_length else None
         self._pinned: list[int] = []
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
         self.num_hashed = np.zeros(
@@ -115,7 +117,7 @@ class KVCacheManager:
         """Replaces the slot's table by shared blocks. No step in flight may name the slot."""
         self.pool.share(self._without_null(blocks))
         worth = self._worth.get(slot)
-        self.release(slot, None)
+        self.pool.release(self._take_table(slot))  # the blocks of encoder outputs stay
         if worth is not None:  # the slot keeps its sequence
             self._worth[slot] = worth
         self._begin(slot, blocks, len(blocks) // self.num_groups)
@@ -244,15 +246,22 @@ class KVCacheManager:
     def release(self, slot: int, fence: int | None) -> None:
         """Empties the slot's table and releases its blocks, last to first, once the step `fence` has returned (None:
         at once)."""
-        blocks = self._without_null(self._tables[slot][::-1])
-        self._tables[slot] = []
-        self.num_hashed[slot] = 0
-        self._worth.pop(slot, None)
+        blocks = self._take_table(slot)
+        if self.cross is not None:
+            blocks = [*blocks, *self.cross.take(slot)]
         if fence is None:
             self.pool.release(blocks)
         elif blocks:
             self._fenced.append((fence, blocks))
             self.num_fenced += len(blocks)
+
+    def _take_table(self, slot: int) -> Sequence[int]:
+        """Empties the slot's table; returns its blocks, last to first."""
+        blocks = self._without_null(self._tables[slot][::-1])
+        self._tables[slot] = []
+        self.num_hashed[slot] = 0
+        self._worth.pop(slot, None)
+        return blocks
 
     def pass_fence(self, step_id: int) -> None:
         """Releases the blocks whose fence is `step_id` or an earlier step, as all steps up to it have returned."""
@@ -302,6 +311,7 @@ class KVCacheManager:
         """Number of used blocks without a table, fence or transfer that owns them: 0, or there is a leak. Walks all
         tables."""
         owned = {block for table in self._tables for block in table if block}
+        owned.update(() if self.cross is None else self.cross.owned())
         owned.update(block for _, blocks in self._fenced for block in blocks)
         owned.update(block for blocks in self._held.values() for block in blocks)
         return self.use.used - len(owned)

@@ -87,6 +87,7 @@ class EncodeFleet:
         waiting = [job for job in self._all() if job.worker is worker and job.item.identifier == wire.identifier]
         for job in waiting:
             if not failed:
+                job.replica.count_encoding(wire)
                 self._fetch(job)
                 continue
             job.worker = None

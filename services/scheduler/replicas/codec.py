@@ -78,6 +78,8 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
         wire.num_logprobs = payload.num_logprobs
     for item in sequence.media:
         wire.media.append(_source(item).item)
+    if admission.cross_blocks:
+        wire.cross_block_ids, wire.writes_cross = u32_bytes(admission.cross_blocks), admission.writes_cross
 
 
 def encode_order(order: GrammarOrder) -> pb.AttachResponse:

@@ -271,9 +271,15 @@ class Replica:
         if self.media_route.has_handled(self, wire):
             return
         failure = decode_failure(wire.error) if wire.HasField("error") else None
-        now = self._clock()
-        self.core.on_media_encoded(wire.identifier, failure, (now - wire.encode_us / 1e6, now))
+        self.count_encoding(wire)
+        self.core.on_media_encoded(wire.identifier, failure)
         self.wake()
+
+    def count_encoding(self, wire: pb.MediaPrepared) -> None:
+        """Adds the time in which a worker, this one or another, encoded a media item to the times of the sequences that
+        wait for it."""
+        now = self._clock()
+        self.core.encoder_outputs.count_time(wire.identifier, (now - wire.encode_us / 1e6, now))
 
     def receive_transferred(self, wire: pb.Transferred) -> None:
         """Handles the worker's report that a transfer has ended, with or without an error, and schedules a pump.

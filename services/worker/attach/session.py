@@ -12,6 +12,7 @@ import grpc.aio
 from quire.services.worker.attach import weight_fetch
 from quire.services.worker.attach.attachment import Attachment, BrokenSession, Executor, Redirected
 from quire.services.worker.attach.route import Route
+from quire.services.worker.attach.timing import DEFAULT_TIMING, WorkerTiming
 from quire.services.worker.models.loading.weight_spool import WeightSpool
 from quire.shared.errors import FailedPrecondition, QuireError, Unavailable
 from quire.shared.logs import logger
@@ -28,7 +29,6 @@ log = logger("worker.session")
 Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 RPC_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)  # the latter: a write after the call ended
-INITIAL_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 
 
@@ -54,10 +54,12 @@ class AttachmentLoop:
         shutdown: Shutdown,
         *,
         spool: WeightSpool | None = None,
+        timing: WorkerTiming = DEFAULT_TIMING,
     ) -> None:
         """Stores the parts of all attachments; run() dials. `hello`: the fields that do not change between attachments;
         `spool`: receives weights that arrive as a stream, None: such orders fail."""
         self._spool = spool
+        self._first_backoff_s = timing.first_backoff_s
         self._dialler = Dialler(f"worker {hello.worker_id}", settings.tls, settings.cluster_secret())
         self._route = Route(settings.schedulers)
         self._drain_timeout_s = settings.drain_timeout_s
@@ -65,7 +67,7 @@ class AttachmentLoop:
         self._hello = hello
         self._observer = observer
         self._shutdown = shutdown
-        self._backoff_s = INITIAL_BACKOFF_S
+        self._backoff_s = self._first_backoff_s
         self._last_reason = ""
 
     async def run(self) -> None:
@@ -168,10 +170,10 @@ class AttachmentLoop:
             self._hello.connection_lost = cut
             self._observer.detached(broken=broken)
         if attachment.num_results:
-            self._backoff_s = INITIAL_BACKOFF_S
+            self._backoff_s = self._first_backoff_s
 
     async def _back_off(self) -> None:
-        """Waits before the next attempt, at most until shutdown; the wait doubles per failure from 0.1 s to 2 s and
+        """Waits before the next attempt, at most until shutdown; the wait doubles per failure up to 2 s and
         resets after an attachment with results."""
         await lifecycle.run_until_first(asyncio.sleep(self._backoff_s), self._shutdown.wait())
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)

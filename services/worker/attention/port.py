@@ -67,6 +67,8 @@ class AttentionMetadata:
     tree_mask: Tensor | None = None  # int64 [num_tokens] visible draft-tree nodes of each token; None: causal
     # int32 [num_tokens] position after the last one that each token sees, where that is later than itself; None: causal
     seen_ends: Tensor | None = None
+    # Of the same tokens, each as a row, over the output of an encoder; None: there is none to attend to
+    cross: AttentionMetadata | None = None
 
     @property
     def is_decode(self) -> bool:

@@ -17,6 +17,7 @@ from quire.services.worker.building.replica_config import ReplicaConfig, read_re
 from quire.services.worker.building.step_execution import StepExecution, build_step_execution
 from quire.services.worker.building.tiers import open_tiers
 from quire.services.worker.building.vision import media_encoding, rows_layout
+from quire.services.worker.host.weight_folders import WeightFolders
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.kv_transfer.pages import NoPages, Pages
@@ -26,7 +27,6 @@ from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.loading.broadcast.weights_groups import WeightsGroups
 from quire.services.worker.models.loading.loader import load_checkpoint
 from quire.services.worker.models.loading.progress import Progress
-from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.services.worker.models.registry import check_config, find_encoder
 from quire.services.worker.models.transformers_backend.transformers_model import TransformersCausalLM
 from quire.services.worker.offload.disk_store import NO_OBSERVER, DiskObserver
@@ -148,7 +148,7 @@ def _replica(
 def _media(settings: WorkerSettings, loaded: LoadedModel, environment: Environment) -> NoMediaEncoding:
     """Returns the component that encodes media."""
     layout = b"" if loaded.vision is None else rows_layout(settings, loaded.vision, loaded.samples)
-    return media_encoding(loaded.vision, environment.device.torch_device, layout)
+    return media_encoding(loaded.vision, environment.device.torch_device, layout, environment.place.shard)
 
 
 def _orders(

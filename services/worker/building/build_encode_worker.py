@@ -54,8 +54,8 @@ def build_encode_worker(settings: WorkerSettings, values: dict[str, Any], placem
     ops, dtype = open_ops(settings, device, placement), choose_dtype(settings.dtype, config.config.dtype, device)
     place = LayerPlacement(ops, dtype, device.torch_device, batch_invariant=settings.batch_invariant)
     started, loader = time.perf_counter(), Loader(settings.load_format, settings.seed)
-    text = config.family, config.config
-    vision = open_vision(settings, place, loader, text, config.limits.max_num_batched_tokens)
+    language = config.family, config.config
+    vision = open_vision(settings, place, loader, language, config.limits.max_num_batched_tokens)
     if vision is None:
         text = "encode needs a model with an encoder of pictures, its processor's files, and no language_model_only"
         raise InvalidArgument(f"role: {text}", field="role")

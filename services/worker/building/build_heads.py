@@ -16,6 +16,7 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.sampling import logits_processors
+from quire.services.worker.sampling.features.suppressed_tokens import NOTHING_SUPPRESSED, SuppressedIds
 from quire.services.worker.sampling.sampler import Sampler
 from quire.services.worker.sampling.vocabulary.open_vocabulary import open_vocabulary
 from quire.services.worker.step.slots import Rows
@@ -58,7 +59,8 @@ def _sampler(
     place: LayerPlacement,
     grammars: CompilePool | None,
 ) -> Sampler:
-    """Builds the sampler over this rank's shard of the vocabulary, with all installed logits processors."""
+    """Builds the sampler over this rank's shard of the vocabulary, with all installed logits processors and, for
+    encoder-decoder models, the tokens that their authors ban."""
     return Sampler(
         limits.max_num_seqs,
         config.vocab_size,
@@ -70,6 +72,7 @@ def _sampler(
         batch_invariant=settings.batch_invariant,
         processors=logits_processors.installed_processors(),
         vocabulary=open_vocabulary(place.shard, config.vocab_size, place.ops),
+        suppressed=SuppressedIds.of_folder(Path(settings.model)) if limits.layout.cross_length else NOTHING_SUPPRESSED,
     )
 
 

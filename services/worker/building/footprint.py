@@ -11,8 +11,8 @@ import torch
 from quire import kernels
 from quire.services.worker.attention.backends import load_backend
 from quire.services.worker.building.checks import state_blocks
+from quire.services.worker.building.encoder_decoder import encoder_size
 from quire.services.worker.building.replica_config import ReplicaConfig, read_replica_config
-from quire.services.worker.building.vision import vision_size
 from quire.services.worker.device.device import DTYPES, KV_DTYPES
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement, memory_of
@@ -86,7 +86,7 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
     model = replica_config.family(replica_config.config, load_backend(REFERENCE_ATTENTION), place, limits.max_model_len)
     block = block_shape(spec, limits.layout.for_layers(model.here).layers_per_page, kv_dtype)
     num_parameters, weight_bytes = _weights(model, settings.quantization)
-    vision = vision_size(settings, place, model.config.hidden_size, limits.max_num_batched_tokens)
+    vision = encoder_size(settings, place, model, limits)
     return Footprint(
         architecture=replica_config.family.__name__,
         num_parameters=num_parameters + vision.num_parameters,

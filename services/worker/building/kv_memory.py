@@ -77,9 +77,9 @@ def record_steps(
 ) -> None:
     """Prepares the runner with these blocks, records its CUDA graphs or tape over them, and logs the memory."""
     block_table = memory.table.block_table
-    steps.runner.prepare(
-        kv_cache.caches_by_layer(memory.caches, loaded.kv_layout), block_table, loaded.kv_layout.num_groups
-    )
+    layout, cross_width = loaded.kv_layout, memory.table.cross_width
+    caches = kv_cache.caches_by_layer(memory.caches, layout)
+    steps.runner.prepare(caches, block_table, layout.num_groups, cross_width=cross_width)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, memory.limits, block_table)
     _use_tape(steps.runner, loaded.model, environment, memory.limits, trees=replica_config.drafts_trees)
@@ -124,9 +124,8 @@ def _measure(
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes
     scratch = SlotTable(environment.limits)
     memory = kv_cache.allocate(loaded.shape, 1, environment.place.device)
-    steps.runner.prepare(
-        kv_cache.caches_by_layer(memory, loaded.kv_layout), scratch.block_table, loaded.kv_layout.num_groups
-    )
+    caches, layout = kv_cache.caches_by_layer(memory, loaded.kv_layout), loaded.kv_layout
+    steps.runner.prepare(caches, scratch.block_table, layout.num_groups, cross_width=scratch.cross_width)
     kv_memory.reset_cuda_peak_stats()
     drafts = (
         replica_config.drafting.num_speculative_tokens

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.services.worker.building.encoder_decoder import EncoderDecoderModel, open_encoder
 from quire.services.worker.building.environment import Environment
 from quire.services.worker.building.replica_config import ReplicaConfig
 from quire.services.worker.building.vision import Vision, open_vision
@@ -83,7 +84,10 @@ def load_model(
         sampling = beside.submit(weight_samples.folder_digest, Path(settings.model)) if loader.reads_files else None
         _load(model, settings, loader, place)
         limits, text = environment.limits, (replica_config.family, replica_config.config)
-        vision = open_vision(settings, place, loader, text, limits.max_num_batched_tokens)
+        if isinstance(model, EncoderDecoderModel):
+            vision: Vision | None = open_encoder(settings, place, loader, model, limits)
+        else:
+            vision = open_vision(settings, place, loader, text, limits.max_num_batched_tokens)
         if vision is not None:
             weights.use_encoder(vision.encoder, vision.new)
         samples = sampling.result() if sampling is not None else b""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.services.worker.building.checks import pipeline_parallel
+from quire.services.worker.building.checks import encoder_decoder, pipeline_parallel
 from quire.services.worker.building.vision import with_room_for_pictures
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.kv_layout import KVLayout
@@ -54,4 +54,6 @@ def read_replica_config(settings: WorkerSettings, values: dict[str, Any], placem
         num_micro_batches=placement.stages,
     )
     pipeline_parallel.check(settings, family, placement)
+    if asked.layout.cross_length:
+        encoder_decoder.check(settings)
     return ReplicaConfig(family, config, drafting, asked)

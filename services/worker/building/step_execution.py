@@ -9,6 +9,7 @@ import torch
 
 from quire.services.worker.building.build_heads import build_heads
 from quire.services.worker.building.checks import state_blocks
+from quire.services.worker.building.encoder_decoder import EncoderDecoderModel
 from quire.services.worker.building.environment import Environment
 from quire.services.worker.building.graph_maker import GraphBuilder
 from quire.services.worker.building.model import LoadedModel
@@ -53,7 +54,9 @@ def build_step_execution(
     target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
     drafter = create_drafter(replica_config.drafting, target, limits)
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
-    if loaded.vision is not None:
+    if loaded.vision is not None and isinstance(model, EncoderDecoderModel):
+        runner.use_cross_attention(loaded.vision.cache, model)
+    elif loaded.vision is not None:
         device, sees_ahead = environment.device.torch_device, environment.spec.sees_ahead
         runner.use_media(
             StepMedia(loaded.vision.cache, device, sees_ahead=sees_ahead, sees_items=loaded.vision.sees_items)
@@ -93,9 +96,12 @@ def _graph_maker(
     drafter: Drafter | None,
 ) -> GraphBuilder | None:
     """Returns the builder of CUDA graphs; None if all steps are launched kernel by kernel: on a CPU, if cuda_graphs is
-    off, or, with a warning, if the attention backend cannot be recorded."""
+    off, for models with cross attention, or, with a warning, if the attention backend cannot be recorded."""
     backend, spec, place = environment.backend, environment.spec, environment.place
     if spec.device == "cpu" or not settings.cuda_graphs:
+        return None
+    if environment.limits.layout.cross_length:
+        log.info("CUDA graphs are not used: steps with cross attention are launched kernel by kernel")
         return None
     if not backend.records_decodes:
         log.warning("CUDA graphs are not used: the attention backend for decodes cannot be recorded")

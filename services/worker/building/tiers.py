@@ -12,7 +12,7 @@ from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.kv_memory import GIB, BlockShape
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.worker_limits import WorkerLimits
-from quire.services.worker.models.loading.loader import FILES
+from quire.services.worker.models.loading.weight_files import FILES
 from quire.services.worker.offload import host_region
 from quire.services.worker.offload.block_file import HEADER_BYTES
 from quire.services.worker.offload.disk_store import DiskObserver, DiskStore

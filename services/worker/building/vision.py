@@ -1,8 +1,9 @@
-"""Opens a model's encoder of pictures: layers, weights, and the cache of what it computes."""
+"""Opens a model's encoder of pictures or sound: layers, weights, and the cache of what it computes."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,17 +13,19 @@ import torch
 
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.layers.placement import memory_of
-from quire.services.worker.layers.sharding import WHOLE
+from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.media.item_shares import ItemShares
 from quire.services.worker.media.waiting import MOST_PIXELS
+from quire.services.worker.models.audio.registry import make_audio_encoder
 from quire.services.worker.models.vision.port import MediaInput
 from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding, RowType
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
-from quire.shared.media.modalities import IMAGE, VIDEO
+from quire.shared.media.audio.processor import AudioProcessor
+from quire.shared.media.model_processors import MediaProcessors
 from quire.shared.media.processor import WholeItemProcessor, WholePromptProcessor
-from quire.shared.media.registry import read_media_processor, read_video_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
@@ -38,6 +41,7 @@ log = logger("worker.build")
 
 STEPS_KEPT = 4  # rows of the default cache, in token budgets
 LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
+LONGEST_S = 30  # of the clip whose layout is; encoders compute longer ones in pieces
 EXCLUSIVE = ("pipeline_parallel_size", "context_parallel_size")  # options that have no place for rows of pictures
 
 
@@ -60,24 +64,24 @@ class Vision:
         compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
             return self.cache.capacity * self.row_type.num_bytes
-        tiles, height, width, numbers = self.largest
-        pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
-        count = max(1, MOST_PIXELS // (tiles * height * width))
-        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)[0]
+        dtype = torch.float32 if self.largest.is_sound else torch.uint8
+        pixels = torch.zeros(self.largest.shape, dtype=dtype, device=device)
+        count = max(1, MOST_PIXELS // math.prod(self.largest.shape[:3]))
+        rows = self.encoder.encode([MediaInput(pixels, self.largest.numbers)] * count)[0]
         return self.cache.capacity * rows.size(1) * rows.element_size()
 
 
-def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
-    """Returns the processor of the pictures that the worker encodes; None for text models, families without an encoder,
+def read_processor(settings: WorkerSettings) -> MediaProcessor | AudioProcessor | None:
+    """Returns the processor of the media that the worker encodes; None for text models, families without an encoder,
     folders without the processor's files, with language_model_only, and with an option of EXCLUSIVE (logged)."""
     if settings.language_model_only:
         return None
-    processor = read_media_processor(Path(settings.model))
+    processor = MediaProcessors.read(Path(settings.model)).of_encoder
     if processor is None:
         return None
     excluding = {name: getattr(settings, name) for name in EXCLUSIVE if getattr(settings, name) > 1}
     if excluding:
-        log.info("text alone is served: these options have no place for pictures", **excluding)
+        log.info("text alone is served: these options have no place for media", **excluding)
         return None
     return processor
 
@@ -95,16 +99,16 @@ def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> Wo
     return replace(limits, max_num_batched_tokens=least)
 
 
-def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
+def cache_capacity(
+    settings: WorkerSettings, processor: MediaProcessor | AudioProcessor, max_num_batched_tokens: int
+) -> int:
     """Returns the number of rows that the encoder cache keeps. Raises InvalidArgument if encoder_cache_size is less
     than the rows of one item."""
     least = processor.max_embeddings
     if not settings.encoder_cache_size:
-        videos = read_video_processor(Path(settings.model))
-        of_video = 0 if videos is None else videos.max_embeddings
-        return max(STEPS_KEPT * max_num_batched_tokens, least, of_video)
+        return max(STEPS_KEPT * max_num_batched_tokens, MediaProcessors.read(Path(settings.model)).max_embeddings)
     if settings.encoder_cache_size < least:
-        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and a picture of this model may have {least}"
+        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and an item of this model may have {least}"
         raise InvalidArgument(text, field="encoder_cache_size")
     return settings.encoder_cache_size
 
@@ -116,8 +120,8 @@ def open_vision(
     text: tuple[type[CausalLM], DecoderConfig],
     max_num_batched_tokens: int,
 ) -> Vision | None:
-    """Builds the encoder and loads its weights; None if the worker encodes no pictures. `text`: family and
-    configuration of the text model, which need not be loaded."""
+    """Builds the encoder and loads its weights; None if the worker encodes no media. `text`: family and configuration
+    of the text model, which need not be loaded."""
     (family, config), processor = text, read_processor(settings)
     hidden_size = config.hidden_size
     if processor is None:
@@ -132,20 +136,22 @@ def open_vision(
         return None
     loader.load(encoder, Path(settings.model), lambda _: True)
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
-    log.info("encoder of pictures loaded", rows=cache.capacity)
+    modalities = MediaProcessors.read(Path(settings.model)).modalities
+    log.info("encoder of media loaded", modalities=modalities, rows=cache.capacity)
     scale = config.scales.embedding if family.scales_media else 1.0
     row_type, sees_ahead = RowType(place.dtype, hidden_size), pictures_see_ahead(settings)
     sees_items = isinstance(processor, WholePromptProcessor)
-    largest, taken = _largest(processor), modalities(Path(settings.model))
-    return Vision(encoder, new, cache, largest, row_type, scale, sees_ahead, sees_items, taken)
+    return Vision(encoder, new, cache, _largest(processor), row_type, scale, sees_ahead, sees_items, modalities)
 
 
 def new_encoder(
-    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor | AudioProcessor
 ) -> MediaEncoder | None:
     """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
     values = json.loads((Path(settings.model) / "config.json").read_text())
-    return make_encoder(values, hidden_size, _whole(place), processor.normalization)
+    if isinstance(processor, AudioProcessor):
+        return make_audio_encoder(values, hidden_size, on_one_rank(place))
+    return make_encoder(values, hidden_size, on_one_rank(place), processor.normalization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,18 +171,14 @@ def vision_size(
     encoder = None if processor is None else new_encoder(settings, place, hidden_size, processor)
     if processor is None or encoder is None:
         return VisionSize()
-    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
     rows = cache_capacity(settings, processor, max_num_batched_tokens)
-    return VisionSize(
-        sum(tensor.numel() for tensor in tensors),
-        sum(tensor.nbytes for tensor in tensors),
-        rows * hidden_size * place.dtype.itemsize,
-    )
+    return size_of(encoder, rows * hidden_size * place.dtype.itemsize)
 
 
-def modalities(folder: Path) -> tuple[str, ...]:
-    """Returns the modalities that the encoder of a model takes, as the worker's Hello names them."""
-    return (IMAGE,) if read_video_processor(folder) is None else (IMAGE, VIDEO)
+def size_of(encoder: MediaEncoder, cache_bytes: int) -> VisionSize:
+    """Returns the memory of an encoder, whose cache has `cache_bytes`."""
+    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
+    return VisionSize(sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors), cache_bytes)
 
 
 def rows_layout(settings: WorkerSettings, vision: Vision, samples: bytes) -> bytes:
@@ -189,8 +191,11 @@ def rows_layout(settings: WorkerSettings, vision: Vision, samples: bytes) -> byt
     return layout_of(Path(settings.model), samples, content="rows of media", dtype=dtype, dummy=seed)
 
 
-def media_encoding(vision: Vision | None, device: torch.device, layout: bytes = b"") -> NoMediaEncoding:
-    """Returns the replica's component that encodes media. `layout`: digest of what rows depend on."""
+def media_encoding(
+    vision: Vision | None, device: torch.device, layout: bytes = b"", shard: Shard = WHOLE
+) -> NoMediaEncoding:
+    """Returns the replica's component that encodes media. `layout`: digest of what rows depend on; `shard`: this rank,
+    among those that share the items."""
     if vision is None:
         return NoMediaEncoding()
     return MediaEncoding(
@@ -202,10 +207,11 @@ def media_encoding(vision: Vision | None, device: torch.device, layout: bytes = 
         scale=vision.scale,
         whole_items=vision.sees_ahead,
         layout=layout,
+        shares=ItemShares(shard),
     )
 
 
-def _whole(place: LayerPlacement) -> LayerPlacement:
+def on_one_rank(place: LayerPlacement) -> LayerPlacement:
     """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters. On the CPU it
     is batch-invariant with any layers, since each item is encoded alone (MediaOrders), and equal shapes give equal
     bits."""
@@ -213,8 +219,10 @@ def _whole(place: LayerPlacement) -> LayerPlacement:
     return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None, batch_invariant=invariant)
 
 
-def _largest(processor: MediaProcessor) -> TileLayout | None:
-    """Returns the layout of a large picture; None if the processor refuses it."""
+def _largest(processor: MediaProcessor | AudioProcessor) -> TileLayout | None:
+    """Returns the layout of a large picture or a long clip; None if the processor refuses it."""
+    if isinstance(processor, AudioProcessor):
+        return processor.sound_layout(min(processor.max_samples, LONGEST_S * processor.rate), {})
     try:
         return processor.layout(LARGEST_SIDE, LARGEST_SIDE, {})
     except InvalidArgument:

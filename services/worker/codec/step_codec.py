@@ -74,6 +74,8 @@ def _decode_admission(wire: pb.Admission) -> Admission:
         wire.is_query,
         wire.num_logprobs if wire.HasField("num_logprobs") else None,
         [media_codec.decode_item(item) for item in wire.media] if wire.media else (),
+        u32(wire.cross_block_ids),
+        wire.writes_cross,
     )
 
 
@@ -119,6 +121,8 @@ def _encode_admission(admission: Admission) -> pb.Admission:
         query_id=admission.query_id,
         is_query=admission.is_query,
         media=[media_codec.encode_item(item) for item in admission.media],
+        cross_block_ids=u32_bytes(admission.cross_block_ids),
+        writes_cross=admission.writes_cross,
     )
     if admission.num_logprobs is not None:
         wire.num_logprobs = admission.num_logprobs

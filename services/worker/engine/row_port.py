@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.engine.commands import ReadRows
 from quire.services.worker.step.fetched_item import Rows
@@ -23,7 +23,7 @@ class RowPort:
     async def read_rows(self, epoch: int, identifier: bytes) -> Rows:
         """Returns rows in host memory, uint8 [num_rows, bytes of a row]. Raises FailedPrecondition if the worker is not
         in that epoch, NotFound for items that are not kept."""
-        receiver = self._engine.receiver
+        receiver: Any = self._engine.receiver
         ours = 0 if receiver is None else receiver.epoch
         if receiver is None or ours != epoch:
             raise FailedPrecondition(f"epoch: this worker is in epoch {ours}, not {epoch}", field="epoch")

@@ -17,7 +17,7 @@ from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
-from quire.shared.kv.kv_specs import State
+from quire.shared.kv.kv_specs import Cross, State
 
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20
@@ -37,6 +37,7 @@ class LayerCache:
     group: int = 0  # KV group
     block_size: int = 0  # set for a layer that keeps a state
     second: LayerCache | None = None  # cache of the layer in a further group
+    cross: LayerCache | None = None  # keys and values of encoder outputs, if the layer attends to them
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -55,11 +56,14 @@ def caches_by_layer(memory: list[LayerCache], layout: KVLayout) -> list[LayerCac
     which layers of several groups share; layers with a state see it as float32 words."""
     by_layer = []
     for stored in layout.places:
-        cache: LayerCache | None = None
+        cache, cross = None, None
         for group, place in reversed(stored):
+            if isinstance(layout.groups[group].spec, Cross):
+                cross = memory[place]
+                continue
             cache = replace(_group_view(memory[place], layout, group), second=cache)
         assert cache is not None, "every layer has a cache"
-        by_layer.append(cache)
+        by_layer.append(cache if cross is None else replace(cache, cross=cross))
     return by_layer
 
 

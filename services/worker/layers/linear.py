@@ -26,6 +26,7 @@ class Projection:
     out_features: int
     transposed: bool = False  # [in_features, out_features]
     taken: tuple[range, ...] = ()  # output features of this rank; empty: all
+    has_bias: bool = True  # False: the checkpoint has no bias for it, although it is fused with others that have one
 
     @property
     def rows(self) -> tuple[range, ...]:
@@ -79,7 +80,10 @@ class DenseParts:
             yield f"{part.name}.weight", self._portion(weight, part, dims)
             if self._bias is not None:
                 bias = self._bias.narrow(0, row, part.num_rows)
-                yield f"{part.name}.bias", portion(bias, 0, part.rows, part.out_features)
+                if part.has_bias:
+                    yield f"{part.name}.bias", portion(bias, 0, part.rows, part.out_features)
+                else:
+                    bias.zero_()
             row += part.num_rows
 
     def _portion(self, weight: Tensor, part: Projection, dims: tuple[int, int]) -> Destination:

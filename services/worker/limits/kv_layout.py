@@ -10,6 +10,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import (
     FULL,
     NOTHING,
+    Cross,
     Full,
     KVGroup,
     KVSpec,
@@ -17,6 +18,7 @@ from quire.shared.kv.kv_specs import (
     LayerSpec,
     State,
     Window,
+    cross_length,
     each,
     form_groups,
     reach,
@@ -54,7 +56,18 @@ class KVLayout:
 
     @cached_property
     def num_groups(self) -> int:
-        return len(self.groups)
+        """Number of groups whose blocks grow with a sequence: all but that of an encoder's output, which is the
+        last."""
+        return sum(not isinstance(group.spec, Cross) for group in self.groups)
+
+    @cached_property
+    def cross_length(self) -> int:
+        """Most rows of an encoder's output that a sequence attends to; 0 without cross attention."""
+        return cross_length(group.spec for group in self.groups)
+
+    def cross_blocks(self, block_size: int) -> int:
+        """Returns the blocks of the longest output of an encoder."""
+        return -(-self.cross_length // block_size)
 
     @cached_property
     def layers_per_page(self) -> int:
@@ -94,6 +107,7 @@ class KVLayout:
     def max_positions(self, num_pages: int, block_size: int) -> int:
         """Returns the positions that a sequence can have with `num_pages` pages, windows releasing theirs. The
         scheduler computes it more precisely."""
+        num_pages -= self.cross_blocks(block_size)
         in_windows = sum(-(-length // block_size) + 3 for _, length in self.windows)
         num_full = self.num_groups - len(self.windows)
         without_release = num_pages // self.num_groups
@@ -109,7 +123,7 @@ def _effective_spec(spec: KVSpec, max_model_len: int) -> KVSpec:
 def _check(layer: int, spec: KVSpec, first: KVSpec) -> None:
     """Validates the spec of a layer. `first`: spec of layer 0. Raises InvalidArgument for specs that are not supported,
     latent layers mixed with other layers, and windows that are too short."""
-    if not isinstance(spec, Full | Window | Latent | State):
+    if not isinstance(spec, Full | Window | Latent | State | Cross):
         raise InvalidArgument(f"config.json: layer {layer} needs {spec}, which is not supported", field="model")
     if spec != first and Latent in (type(spec), type(first)):
         text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {first}: pages have one size"

@@ -53,6 +53,11 @@ class WorkerLimits:
         return 0 if self.layout.has_no_kv else -(-self.max_model_len // self.block_size)
 
     @property
+    def cross_width(self) -> int:
+        """Width of the part of a block table for the output of an encoder; 0 without cross attention."""
+        return self.layout.cross_blocks(self.block_size)
+
+    @property
     def max_concurrency(self) -> float:
         """Number of sequences of max_model_len that fit at a time."""
         return (self.num_blocks - 1) / self.max_pages_per_seq
@@ -62,7 +67,8 @@ class WorkerLimits:
         """Most pages that a sequence of max_model_len owns at any step."""
         blocks = self.max_blocks_per_seq
         in_windows = (min(blocks, -(-length // self.block_size) + 1) for _, length in self.layout.windows)
-        return sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
+        growing = sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
+        return growing + self.cross_width
 
 
 def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> WorkerLimits:

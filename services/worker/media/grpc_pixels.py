@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.services.worker.step.fetched_item import Pixels
 from quire.shared.errors import InvalidArgument, NotFound, QuireError, Unauthenticated, Unavailable
+from quire.shared.media.processor import TileLayout
 from quire.shared.pb.frontend.v1 import media_pb2 as pb
 from quire.shared.pb.frontend.v1 import media_pb2_grpc
 from quire.shared.process.supervision import is_cancel_requested
@@ -25,8 +26,6 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["MediaService"].full_name
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 # Words before the colon that gRPC reads as the scheme of a target, not as a host name.
 SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
-CHANNELS = 3  # of a pixel
-
 Call = grpc.aio.StreamStreamCall[pb.FetchMediaRequest, pb.FetchMediaResponse]
 
 
@@ -101,7 +100,8 @@ class GrpcPixels:
     async def _receive(self, call: Call, head: pb.PixelsHead, address: str) -> Pixels:
         """Returns the pixels that `head` describes. Raises Unavailable for other sizes than it states, too many bytes,
         and a wrong checksum; TimeoutError if a part or the whole is late."""
-        bounds, size = self._bounds, head.num_tiles * head.height * head.width * CHANNELS
+        bounds, layout = self._bounds, _layout(head, address)
+        size = layout.num_bytes
         if not 0 < size <= bounds.max_bytes:
             text = f"{head.num_tiles} x {head.height} x {head.width} pixels, {size} bytes of at most {bounds.max_bytes}"
             raise Unavailable(f"the frontend at {address} announced {text}")
@@ -116,7 +116,7 @@ class GrpcPixels:
             raise Unavailable(f"the frontend at {address} sent {received} of {size} bytes")
         if await asyncio.to_thread(zlib.crc32, pixels.data) != head.checksum:
             raise Unavailable(f"the pixels of the frontend at {address} do not match their checksum")
-        return pixels.reshape(head.num_tiles, head.height, head.width, CHANNELS)
+        return pixels.view(layout.dtype).reshape(layout.shape)
 
     async def _part(self, call: Call, address: str) -> bytes | None:
         """Returns the next bytes; None at the end. Raises Unavailable for other messages, TimeoutError if it is
@@ -140,6 +140,14 @@ async def _head(call: Call, address: str) -> pb.PixelsHead:
         raise Unavailable(f"the frontend at {address} sent {kind} instead of the size of the pixels")
     head: pb.PixelsHead = message.head
     return head
+
+
+def _layout(head: pb.PixelsHead, address: str) -> TileLayout:
+    """Returns the layout that a head announces. Raises Unavailable for contents that this version does not know."""
+    if head.element not in (pb.TILE_ELEMENT_UNSPECIFIED, pb.TILE_ELEMENT_FLOAT32):
+        raise Unavailable(f"the frontend at {address} announced elements of type {head.element}, which are not known")
+    is_sound = head.element == pb.TILE_ELEMENT_FLOAT32
+    return TileLayout(head.num_tiles, head.height, head.width, is_sound=is_sound)
 
 
 def _check_address(address: str) -> None:

@@ -12,7 +12,7 @@ from quire.services.worker.device.staging import upload
 from quire.services.worker.layers.forward_batch import MediaRows
 from quire.services.worker.step.media_items import MediaItem, last_row_end
 from quire.services.worker.step.plan_violation import PlanViolation, require
-from quire.shared.columns import I32
+from quire.shared.columns import I32, U32
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,10 @@ class SlotMedia(Protocol):
 
     def release(self, slot: int) -> None: ...
 
+    def write(self, item: MediaItem, block_ids: U32) -> None:
+        """Writes what decoders attend to of an item into blocks, before the next launch. Raises PlanViolation if its
+        rows are not kept, and for models without cross attention."""
+
 
 class NoStepMedia:
     """Null object of models without an encoder."""
@@ -48,7 +52,11 @@ class NoStepMedia:
     def release(self, slot: int) -> None:
         """Does nothing: no slot has media."""
 
-    def rows(self, inputs: StepInputs) -> None:
+    def write(self, item: MediaItem, block_ids: U32) -> None:
+        """Raises PlanViolation: the model has no cross attention."""
+        raise PlanViolation("writes_cross: this worker has announced no cross attention")
+
+    def rows(self, inputs: StepInputs) -> MediaRows | None:
         """Returns None: no step has rows of media."""
         return None
 
@@ -64,7 +72,7 @@ class _StepRows(NamedTuple):
     seen_ends: I32  # [num_tokens] position after the run of rows that a token is in; 0: none
 
 
-class StepMedia:
+class StepMedia(NoStepMedia):
     """Finds the rows that take the place of token embeddings in a step. A slot is watched until its last row is
     computed, so that decode steps cost nothing."""
 

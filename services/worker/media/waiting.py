@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -68,4 +69,4 @@ class WaitingMedia:
         if pixels.shape != first.pixels.shape:
             return False
         count = len(batch) + 1
-        return count * pixels[..., 0].size <= MOST_PIXELS and not 0 < self._most_items < count
+        return count * math.prod(pixels.shape[:3]) <= MOST_PIXELS and not 0 < self._most_items < count

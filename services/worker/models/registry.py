@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "quire.services.worker.models.families.qwen3_moe:Qwen3MoeForCausalLM",
     "SmolLM3ForCausalLM": "quire.services.worker.models.families.smollm3:SmolLM3ForCausalLM",
     "Starcoder2ForCausalLM": "quire.services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
+    "WhisperForConditionalGeneration": "quire.services.worker.models.families.whisper:WhisperForConditionalGeneration",
 }
 
 # The same for encoders, by family (shared/models/encoder_families.py).

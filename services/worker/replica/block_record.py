@@ -44,6 +44,8 @@ class BlockRecord:
         """Records the blocks that are newly allocated with their parents and groups: all except cached blocks of an
         admission that this step does not fill by a copy."""
         table, several = self.table, self.table.num_groups > 1
+        if table.cross_width:
+            new = self._without_encoder_outputs(new)
         cached = -(-table.num_cached_tokens[new.slots] // self._block_size)
         positions = new.columns % table.width if several else new.columns
         starts = positions >= cached
@@ -60,6 +62,14 @@ class BlockRecord:
             parents[np.isin(ids, copies.targets) & np.isin(groups, self._windows)] = NO_PARENT
         media = self._media_parts(slots, positions, ids) if self._media else NO_MEDIA_PARTS
         self.contents.allocate(ids, parents, roots, groups, media=media)
+
+    def _without_encoder_outputs(self, new: NewBlocks) -> NewBlocks:
+        """Returns the blocks of a step that hold tokens of sequences. The content of the others, which hold the output
+        of an encoder, is not reported."""
+        attended = new.columns >= self.table.cross_column
+        if attended.any():
+            self.contents.invalidate(new.ids[attended])
+        return NewBlocks(new.slots[~attended], new.columns[~attended], new.ids[~attended])
 
     def _media_parts(self, slots: Rows, positions: Rows, ids: I32) -> dict[int, bytes]:
         """Returns the media parts of the blocks' hashes, by block id; `positions`: indices of the blocks in their

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire.services.worker.host.weight_folders import WeightFolders
 from quire.services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
-from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.services.worker.models.loading.weights import NewWeights, Weights, WeightsId
 from quire.services.worker.replica.component import PlanHook, ReplicaComponent
 from quire.services.worker.replica.retained_state import RetainedState

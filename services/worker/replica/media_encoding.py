@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire.services.worker.media.item_shares import ItemShares
 from quire.services.worker.replica.component import ReplicaComponent
 from quire.services.worker.step.fetched_item import FetchedRows
 from quire.shared.errors import (
@@ -25,10 +26,11 @@ if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.media.encoder_cache import EncoderCache
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.services.worker.replica.retained_state import RetainedState
-    from quire.services.worker.step.fetched_item import Fetched, Pixels, Rows
+    from quire.services.worker.step.fetched_item import Fetched, FetchedItem, Pixels, Rows
 
 log = logger("worker.media")
 
+ALL_ITEMS = ItemShares()
 MOST_ROW_LAYERS = 16  # embeddings in a row: those of the first layer, and of later ones (deepstack)
 
 
@@ -89,10 +91,12 @@ class MediaEncoding(NoMediaEncoding):
         scale: float = 1.0,
         whole_items: bool = False,
         layout: bytes = b"",
+        shares: ItemShares = ALL_ITEMS,
     ) -> None:
         """Takes an encoder with weights and an empty cache. `scale`: factor of the rows; `whole_items`: the tokens of
-        an item see each other, so that it is computed in one step; `layout`: digest of what rows depend on."""
-        self._row_type, self.layout = row_type, layout
+        an item see each other, so that it is computed in one step; `layout`: digest of what rows depend on; `shares`:
+        distributes items over ranks."""
+        self._row_type, self.layout, self._shares = row_type, layout, shares
         self._copies = _side_stream(device)
         self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
         self.capacity = cache.capacity
@@ -150,15 +154,19 @@ class MediaEncoding(NoMediaEncoding):
 
     def _rows(self, items: Sequence[Fetched]) -> list[Tensor]:
         """Computes the rows of items of equal shape, or returns those that another worker has computed."""
-        from quire.services.worker.models.vision.port import MediaInput
-
         received = [self._received(item) for item in items if isinstance(item, FetchedRows)]
         pixels = [item for item in items if not isinstance(item, FetchedRows)]
         if not pixels:
             return received
         assert not received, "pixels and rows come in batches of their own"
-        rows = self._encoder.encode([MediaInput(self._upload(item.pixels), item.layout) for item in pixels])
+        rows = self._shares.encode(pixels, self._compute, self._row_type.dtype, self._device)
         return rows if self._scale == 1 else [part * self._scale for part in rows]
+
+    def _compute(self, items: Sequence[FetchedItem]) -> list[Tensor]:
+        """Runs the encoder on items of equal shape."""
+        from quire.services.worker.models.vision.port import MediaInput
+
+        return self._encoder.encode([MediaInput(self._upload(item.pixels), item.layout) for item in items])
 
     def _received(self, item: FetchedRows) -> Tensor:
         """Returns the rows of another worker on the device. Raises Unavailable for rows of another width than

@@ -85,6 +85,8 @@ class SlotStates:
         self._record.admit(slot, admission.root_hash, admission.media)
         if admission.media:
             self._runner.media.admit(slot, admission.media, int(self._table.num_computed_tokens[slot]))
+            if admission.writes_cross:
+                self._runner.media.write(admission.media[0], admission.cross_block_ids)
             admission, tokens = self._without_unknown_placeholders(admission, tokens)
         try:
             check_token_ids(tokens, self._vocab_size, "token_ids")

@@ -28,6 +28,7 @@ from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.page_prefaulter import PagePrefaulter
 from quire.services.worker.layers.forward_batch import ForwardBatch, MediaRows
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS, StepAdapters
+from quire.services.worker.media.cross_media import CrossMedia
 from quire.services.worker.media.step_media import NO_STEP_MEDIA, NoStepMedia, StepMedia
 from quire.services.worker.runner.component import Forward, RunnerComponent, StepContext, StepLayers
 from quire.services.worker.runner.context_parallel import ContextParallel
@@ -46,6 +47,7 @@ from quire.shared.columns import I32
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.context import Context
+    from quire.services.worker.media.encoder_cache import EncoderCache
 
 
 class Model(Protocol):
@@ -56,6 +58,14 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
         """Returns logits [num_samples, vocab_size]; `adapted`: rows with adapters, if there are any."""
+
+
+class EncoderDecoder(Protocol):
+    """Model whose decoder attends to the output of an encoder."""
+
+    def store_cross(self, rows: Tensor, tokens: Tensor, caches: list[LayerCache]) -> None:
+        """Computes keys and values of each layer from `rows` [num_rows, row width] and writes them to the places
+        `tokens` (block * block_size + offset), int64 [num_rows]."""
 
 
 class ModelRunner:
@@ -79,7 +89,7 @@ class ModelRunner:
         self._device = device
         self._staging: Staging = staging_for(device)
         self._marks = marks
-        self.media: StepMedia | NoStepMedia = NO_STEP_MEDIA
+        self.media: StepMedia | NoStepMedia | CrossMedia = NO_STEP_MEDIA
         self._context: StepContext = LocalSteps()
         self._layers: StepLayers = LocalLayers()
         self._components: list[RunnerComponent] = []
@@ -92,9 +102,11 @@ class ModelRunner:
     def sampler(self) -> Sampler:
         return self.heads.sampling.sampler
 
-    def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32], num_groups: int = 0) -> None:
-        """Sets the KV caches and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq], allocates
-        the per-slot state on the device and discards all recordings.
+    def prepare(
+        self, caches: list[LayerCache], block_table: npt.NDArray[np.int32], num_groups: int = 0, *, cross_width: int = 0
+    ) -> None:
+        """Sets the KV caches and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq +
+        cross_width], allocates the per-slot state on the device and discards all recordings.
 
         `num_groups`: number of KV groups; 0: derived from `caches`, if every group has a layer on this rank. The CPU
         reads the table in place; other devices have a copy that every step updates.
@@ -109,7 +121,7 @@ class ModelRunner:
             tables = torch.zeros((num_slots + 1, width), dtype=torch.int32, device=device)
         last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         num_groups = num_groups or 1 + max((cache.last_group for cache in caches), default=0)
-        self.slot_memory = SlotMemory(tables, last_tokens, num_groups)
+        self.slot_memory = SlotMemory(tables, last_tokens, num_groups, cross_width)
         self._batches = StepBatches(
             self._device, self._staging, caches, self.slot_memory, adapters=self.adapters, marks=self._marks
         )
@@ -140,6 +152,21 @@ class ModelRunner:
     def use_media(self, media: StepMedia) -> None:
         """Enables rows of media in prompts."""
         self.media = media
+
+    def use_cross_attention(self, cache: EncoderCache, model: EncoderDecoder) -> None:
+        """Enables the output of an encoder, whose rows are in `cache`, as what the decoder `model` attends to."""
+
+        def store(rows: Tensor, block_ids: I32) -> None:
+            """Writes the keys and values of `rows` into these blocks of all layers."""
+            places = block_ids[:, None] * self._block_size + np.arange(self._block_size)
+            tokens = places.reshape(-1)[: rows.size(0)]
+            model.store_cross(rows, upload(tokens, self._device.torch_device, np.int64), self.caches)
+
+        self.media = CrossMedia(cache, store)
+
+    @property
+    def _block_size(self) -> int:
+        return int(self.caches[0].k.size(1))
 
     def add_component(self, component: RunnerComponent) -> None:
         """Appends a component that prepares each later step, after those added before."""

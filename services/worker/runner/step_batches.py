@@ -19,6 +19,7 @@ from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.services.worker.step.text_marks import TextMarks
+from quire.shared.columns import I32
 from quire.shared.step_value import step_value
 
 
@@ -93,6 +94,7 @@ class StepBatches:
         """
         first, *others = tables = self._tables_of(inputs, up)
         mapping, *mappings = up.slot_mapping.view(len(tables), inputs.num_tokens) if others else (up.slot_mapping,)
+        cross = None if inputs.num_attended is None else self._cross(inputs, inputs.num_attended)
         batch = ForwardBatch(
             token_ids=self._feed(inputs, up),
             positions=up.positions,
@@ -104,6 +106,7 @@ class StepBatches:
                 max_query_len=inputs.max_query_len,
                 max_seq_len=int(inputs.seq_lens.max(initial=0)),
                 tree_mask=None if inputs.tree_mask is None else upload(inputs.tree_mask, up.positions.device),
+                cross=cross,
             ),
             logit_tokens=wanted,
             last=self._last(inputs, up, tables) if only_last else None,
@@ -126,7 +129,7 @@ class StepBatches:
         """
         if not self.caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
             return None
-        if self._adapters.is_active:
+        if self._adapters.is_active or inputs.num_attended is not None:
             return None
         of_last_layer = tables[self.caches[-1].group]
         return AttentionMetadata(
@@ -135,6 +138,19 @@ class StepBatches:
             up.sample_positions,
             max_query_len=1,
             max_seq_len=int(inputs.seq_lens.max(initial=0)),
+        )
+
+    def _cross(self, inputs: StepInputs, num_attended: I32) -> AttentionMetadata:
+        """Returns attention metadata of all tokens, each as a row that sees all of its encoder's output."""
+        slots, starts, lens = self.staging.upload(
+            [inputs.token_slots, np.arange(inputs.num_tokens + 1, dtype=np.int32), num_attended]
+        )
+        return AttentionMetadata(
+            self._memory.cross_tables.index_select(0, slots),
+            starts,
+            lens,
+            max_query_len=1,
+            max_seq_len=int(num_attended.max(initial=0)),
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:

@@ -93,7 +93,7 @@ class BoundChoice:
 
     def filtered(self, logits: Tensor, rows: Tensor | slice) -> Tensor:
         """Returns the logits that `rows` (indices or a slice into `logits`) are drawn from: divided by temperature,
-        -inf where top_k, top_p or min_p dropped a token. The given logits stay unchanged."""
+        -inf where a filter dropped a token. The given logits stay unchanged."""
         return self._vocabulary.filtered(logits[rows], self._columns.select(rows))
 
     @property

@@ -19,6 +19,11 @@ from quire.services.worker.sampling.features.grammar_masks import BoundGrammarMa
 from quire.services.worker.sampling.features.logit_bias import LogitBias
 from quire.services.worker.sampling.features.min_tokens import MinTokens
 from quire.services.worker.sampling.features.penalties import Penalties
+from quire.services.worker.sampling.features.suppressed_tokens import (
+    NOTHING_SUPPRESSED,
+    SuppressedIds,
+    SuppressedTokens,
+)
 from quire.services.worker.sampling.features.thinking_budget import ThinkingBudget
 from quire.services.worker.sampling.features.top_n_sigma import TopNSigma
 from quire.services.worker.sampling.logits_processors import LogitsProcessors, MakeProcessor
@@ -146,9 +151,10 @@ class Sampler:
         batch_invariant: bool = False,
         processors: Mapping[str, MakeProcessor] = NO_PROCESSORS,
         vocabulary: Vocabulary | None = None,
+        suppressed: SuppressedIds = NOTHING_SUPPRESSED,
     ) -> None:
         """`grammars`: None if no output is constrained; `processors`: factories of installed logits processors by name;
-        `vocabulary`: shard that the logits cover, None for all tokens."""
+        `vocabulary`: shard that the logits cover, None for all tokens; `suppressed`: ids banned in every output."""
         self._all_tokens = WholeVocabulary(vocab_size, ops)
         self.vocabulary: Vocabulary = vocabulary or self._all_tokens
         shard = self.vocabulary.shard
@@ -160,6 +166,7 @@ class Sampler:
             AllowedTokenIds(shard, device),
             BadWords(num_slots, shard, device),
             MinTokens(shard, device),
+            SuppressedTokens(suppressed, shard, device),
             LogitBias(shard, device),
             LogitsProcessors(built, self.vocabulary, device),
             Penalties(shard, device),

@@ -11,8 +11,7 @@ from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import logs
-from quire.shared.media.modalities import IMAGE, VIDEO
-from quire.shared.media.registry import read_media_processor, read_video_processor
+from quire.shared.media.model_processors import MediaProcessors
 from quire.shared.models import model_identity
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle
@@ -70,12 +69,11 @@ class SimulatedWorker:
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
         message = hello.base_hello(settings, name, address, limits)
         message.device = "simulated"
-        processor = None if settings.language_model_only else read_media_processor(Path(settings.model))
-        if processor is not None:
-            videos = read_video_processor(Path(settings.model))
-            rows = max(ROWS_KEPT, processor.max_embeddings, 0 if videos is None else videos.max_embeddings)
-            taken = [IMAGE] if videos is None else [IMAGE, VIDEO]
-            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=taken))
+        processors = MediaProcessors() if settings.language_model_only else MediaProcessors.read(Path(settings.model))
+        if processors.modalities:
+            rows = max(ROWS_KEPT, processors.max_embeddings)
+            capacity = settings.encoder_cache_size or rows
+            message.encoder.CopyFrom(pb.Encoder(capacity=capacity, modalities=processors.modalities))
         self._session = AttachmentLoop(settings, self._engine, message, self, shutdown)
 
     async def run(self) -> None:

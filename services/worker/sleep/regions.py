@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -32,7 +32,9 @@ class SleepRegion(Protocol):
 class CpuRegion:
     """The whole pages of CPU tensors; bytes of a page that they share with other memory stay allocated."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], free_bytes: Callable[[], int] = free_host_bytes) -> None:
+        """Collects the ranges of the tensors. `free_bytes`: of the host's memory."""
+        self._free_bytes = free_bytes
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         ranges = [_pages(address, num_bytes) for address, num_bytes in storages.items()]
         self._ranges = [(begin, end) for begin, end in ranges if end > begin]
@@ -51,7 +53,7 @@ class CpuRegion:
     def acquire(self) -> None:
         """Checks that the host has enough free memory, else raises ResourceExhausted: the kernel allocates the pages,
         zeroed, on first use."""
-        free = free_host_bytes()
+        free = self._free_bytes()
         if free < self.num_bytes:
             text = f"waking up needs {self.num_bytes / GIB:.2f} GiB, and this host has {free / GIB:.2f} GiB free"
             raise ResourceExhausted(text, retry_after_ms=1000)

@@ -1,4 +1,4 @@
-"""A media item whose pixels, or whose rows, have arrived."""
+"""A media item whose pixels, features of sound, or rows have arrived."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Pixels = npt.NDArray[np.uint8]  # [num_tiles, height, width, 3]
+# uint8 [num_tiles, height, width, 3]; of sound: float32 [num_tiles, bins, frames]
+Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 Rows = npt.NDArray[np.uint8]  # [num_embeddings, bytes of a row]
 
 

@@ -30,9 +30,14 @@ class MediaItem:
     runs: tuple[tuple[int, int], ...] = ()  # (start relative to offset, length); empty: the whole range
     modality: str = "image"
     layout: tuple[int, ...] = ()
+    is_attended: bool = False  # the decoder attends to the rows, and none stands at a position
 
     def __post_init__(self) -> None:
         """Raises ValueError for runs that are outside of the range, overlap, or do not hold num_embeddings rows."""
+        if self.is_attended:
+            if self.runs or self.num_embeddings < 1:
+                raise ValueError(f"embedding_runs: {self.num_embeddings} rows to attend to, {self.runs} at positions")
+            return
         end = 0
         for start, length in self.row_runs:
             if start < end or length < 1:
@@ -46,7 +51,7 @@ class MediaItem:
     @property
     def row_runs(self) -> tuple[tuple[int, int], ...]:
         """Runs of positions, relative to `offset`, that take rows."""
-        return self.runs or ((0, self.length),)
+        return () if self.is_attended else self.runs or ((0, self.length),)
 
     @property
     def end(self) -> int:
@@ -79,4 +84,4 @@ def without_unknown_placeholders(tokens: I32, items: Iterable[MediaItem], vocab_
 
 def last_row_end(items: Sequence[MediaItem]) -> int:
     """Returns the position after the last row of `items`; 0 without items."""
-    return max((item.offset + sum(item.row_runs[-1]) for item in items), default=0)
+    return max((item.offset + sum(item.row_runs[-1]) for item in items if item.row_runs), default=0)

@@ -38,6 +38,8 @@ class Admission:
     is_query: bool = False
     num_logprobs: int | None = None  # overrides params; None: as in params
     media: Sequence[MediaItem] = ()  # pictures and videos of the prompt, by offset
+    cross_block_ids: U32 = field(default_factory=_no_ids)  # blocks of the encoder's output that it attends to
+    writes_cross: bool = False  # they are written before the step
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,10 @@ class SlotTable:
         self.num_blocks = np.zeros(num_slots, dtype=np.int32)  # in each KV group
         self.num_groups, self.width = limits.num_groups, limits.max_blocks_per_seq
         self._micro_batches = np.arange(num_slots) % limits.num_micro_batches
-        self.block_table = np.zeros((num_slots, self.num_groups * self.width), dtype=np.int32)
+        self.cross_width, self.cross_length = limits.cross_width, limits.layout.cross_length
+        self.cross_column = self.num_groups * self.width  # first column of the blocks of encoder outputs
+        self.block_table = np.zeros((num_slots, self.cross_column + self.cross_width), dtype=np.int32)
+        self.num_attended = np.zeros(num_slots, dtype=np.int32)  # rows of the encoder's output that each attends to
         self.non_sampling: set[int] = set()  # pooled slots
         self.admitted_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions' columns
 
@@ -117,6 +120,7 @@ class SlotTable:
         if len(slots):
             for group in range(self.num_groups):
                 self._mark_owned(owned, slots, group)
+            owned[self._cross_blocks_of(slots)] = True
             owned[0] = False
         return owned
 
@@ -132,9 +136,17 @@ class SlotTable:
         begin = group * self.width
         owned[self.block_table[slots, begin : begin + width][has]] = True
 
+    def _cross_blocks_of(self, slots: Rows) -> I32:
+        """Returns the blocks of encoder outputs that `slots` attend to."""
+        table = self.block_table[slots, self.cross_column :]
+        has = np.arange(self.cross_width) < -(-self.num_attended[slots, None] // self.block_size)
+        blocks: I32 = table[has]
+        return blocks
+
     def clear(self) -> None:
         """Releases all slots, also after a PlanViolation."""
         self.live[:] = False
+        self.num_attended[:] = 0
         self.num_blocks[:] = 0
         self.non_sampling.clear()
         self.admitted_tokens[:] = [NO_TOKENS] * len(self.admitted_tokens)
@@ -155,10 +167,26 @@ class SlotTable:
     def _begin(self, plan: StepPlan) -> tuple[U32, NewBlocks]:
         """Applies releases, admissions and beam moves; returns the released slots and the beams' new last blocks."""
         released = self._release(plan.changes.released_slots)
+        attended = NO_BLOCKS
         for admission in plan.changes.admitted:
             self._admit(admission)
+            if self.cross_width:
+                attended = attended.concatenated(self._attend(admission))
         moves = plan.changes.beams
-        return released, NO_BLOCKS if moves is None else self._move(moves)
+        return released, attended if moves is None else attended.concatenated(self._move(moves))
+
+    def _attend(self, admission: Admission) -> NewBlocks:
+        """Stores the blocks of the encoder's output that an admitted sequence attends to, and returns them. Raises
+        PlanViolation unless it has one item with a block for each block_size rows."""
+        slot, ids, items = admission.slot, admission.cross_block_ids.astype(np.int32), admission.media
+        num_rows = items[0].num_embeddings if len(items) == 1 and items[0].is_attended else 0
+        fits = 0 < num_rows <= self.cross_length and len(ids) == -(-num_rows // self.block_size)
+        require(fits, lambda: f"admitted slot {slot}: {len(ids)} cross_block_ids for {num_rows} rows to attend to")
+        self._require_blocks(ids, "cross_block_ids")
+        places = self.cross_column + np.arange(len(ids))
+        self.block_table[slot, places] = ids
+        self.num_attended[slot] = num_rows
+        return NewBlocks(np.full(len(ids), slot, dtype=np.intp), places, ids)
 
     def _move(self, moves: BeamMoves) -> NewBlocks:
         """Copies the parents' block tables to their beams and returns the blocks that replace last blocks, which beams
@@ -173,6 +201,7 @@ class SlotTable:
         require(level, lambda: f"beams: {slots} and {parents} are not of one length")
         self.block_table[slots] = self.block_table[parents]
         self.num_blocks[slots] = self.num_blocks[parents]
+        self.num_attended[slots] = self.num_attended[parents]
         size, last = self.num_groups, moves.last_block_ids
         require(len(last) == len(slots) * size, lambda: f"last_block_ids: {len(last)} of {len(slots)} x {size} groups")
         replaced = np.flatnonzero(last)
@@ -206,7 +235,7 @@ class SlotTable:
             self._require_slots(slots, "released_slots")
             require(bool(self.live[slots].all()), lambda: f"released slots are not live: {slots[~self.live[slots]]}")
             self.live[slots] = False
-            self.num_blocks[slots] = 0
+            self.num_blocks[slots] = self.num_attended[slots] = 0
             for slot in slots.tolist():
                 self.admitted_tokens[slot] = NO_TOKENS
                 self.non_sampling.discard(slot)

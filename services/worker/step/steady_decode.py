@@ -104,5 +104,6 @@ class _Run:
             begins_blocks=begins_blocks,
             completed_slots=NO_SLOTS,
             rope_positions=None if last.rope_positions is None else last.rope_positions + 1,
+            num_attended=last.num_attended,
         )
         return self.last, new_blocks

@@ -54,11 +54,20 @@ class StepInputs:
     # Of sequences with pictures in models that rotate by row and column (rope_positions.py); None: `positions`
     rope_positions: I32 | None = None  # [num_tokens] positions for rotation
     rope_axes: I32 | None = None  # [3, num_tokens] by time, row and column, if the step computes tokens of pictures
+    # [num_tokens] rows of an encoder's output that each token attends to; None: models without cross attention
+    num_attended: I32 | None = None
 
     @property
     def rotated_positions(self) -> I32:
         """Positions by which queries and keys are rotated, [num_tokens]."""
         return self.positions if self.rope_positions is None else self.rope_positions
+
+    @property
+    def token_slots(self) -> Rows:
+        """Slot of each token, [num_tokens]."""
+        if self.num_tokens == self.num_rows:
+            return self.slots
+        return np.repeat(self.slots, np.diff(self.query_start))
 
     @property
     def max_query_len(self) -> int:
@@ -131,6 +140,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
         completed_slots=step.completed,
         lags=step.lags,
         tree_mask=tree_mask,
+        num_attended=table.num_attended[token_slots] if table.cross_width else None,
     )
 
 

@@ -31,7 +31,7 @@ BYTES_OF_TEXT = 1000  # compiled bytes that count as one byte of text, if the li
 
 
 @dataclass(frozen=True, slots=True)
-class CompileLimits:
+class CompilePoolLimits:
     """Number of threads, time limits per grammar, and size of the cache of unused grammars."""
 
     num_threads: int = NUM_THREADS
@@ -40,7 +40,7 @@ class CompileLimits:
     max_unused: int = MAX_UNUSED
 
 
-LIMITS = CompileLimits()
+LIMITS = CompilePoolLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class CompilePool:
         self,
         open_backend: Callable[[], GrammarBackend],
         observer: MaskObserver | None = None,
-        limits: CompileLimits = LIMITS,
+        limits: CompilePoolLimits = LIMITS,
     ) -> None:
         """`open_backend`: reads the vocabulary, called once for the first grammar; `observer`: receives timings of the
         masks."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -86,12 +85,10 @@ def test_unix_sockets_lie_where_only_this_user_may_look(endpoints: Endpoints) ->
 
 
 @pytest.mark.parametrize("errno_of", [errno.EROFS, errno.ENOSPC])
-def test_without_room_for_a_secret_the_reason_says_where_it_is_looked_for(
-    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, errno_of: int
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_without_room_for_a_secret_the_reason_says_where_it_is_looked_for(errno_of: int) -> None:
+    def refuse(**_: str) -> str:
         raise OSError(errno_of, os.strerror(errno_of))
 
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    endpoints = Endpoints(refuse)
     with pytest.raises(FailedPrecondition, match=f"{os.strerror(errno_of)}.*; set TMPDIR to a folder"):
         endpoints.secret("cluster-secret")

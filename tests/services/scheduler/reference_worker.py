@@ -10,6 +10,7 @@ passes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from array import array
 from collections.abc import Collection
@@ -21,7 +22,7 @@ from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from quire.shared.kv.kv_specs import State, reach
+from quire.shared.kv.kv_specs import Cross, State, reach, without_cross
 
 Entry = tuple[int, bytes]  # of a group: KV of a position, or a state
 Content = tuple[list[Entry], Entry]  # of a page: KV of its positions, and the state
@@ -82,6 +83,12 @@ class Slot:
     samples: bool = True  # else it ends with a vector when its tokens are computed
     lag: int = 0  # drafts that were right and have changed no state yet
     blocks: list[int] = field(default_factory=list)  # of each position one for each KV group
+    salt: list[int] = field(default_factory=list)  # what KV depends on besides the tokens
+    attended: dict[int, bytes] = field(default_factory=dict)  # blocks of the encoder's output, and their contents
+
+    def digests(self, first: int, end: int) -> list[bytes]:
+        """Returns the digests of salt and prefixes whose last positions are in [first, end)."""
+        return digests(self.salt + self.tokens, len(self.salt) + first, len(self.salt) + end)
 
 
 class ReferenceWorker:
@@ -96,11 +103,16 @@ class ReferenceWorker:
         self.slots: dict[int, Slot] = {}
         self.kv: dict[tuple[int, int], tuple[int, bytes]] = {}
         self._windows = {
-            group: reach(spec) or 1 << 40 for group, spec in enumerate(limits.kv_specs) if not isinstance(spec, State)
+            group: reach(spec) or 1 << 40
+            for group, spec in enumerate(limits.kv_specs)
+            if not isinstance(spec, State | Cross)
         }
         self._states = [group for group, spec in enumerate(limits.kv_specs) if isinstance(spec, State)]
         self.states: dict[int, tuple[int, bytes]] = {}  # by block
-        self._num_groups = len(limits.kv_specs)
+        self._num_groups = len(without_cross(limits.kv_specs))
+        self.rows: set[bytes] = set()  # items whose rows are kept
+        self.cross: dict[int, bytes] = {}  # content by block: identifier of the item, and number of the block
+        self.num_cross_writes = 0
         self.host: dict[int, Content] = {}  # by place
         self.disk: dict[int, tuple[bytes, Content]] = {}  # by place: the name, and what it holds
         self.num_computed_tokens = 0
@@ -168,6 +180,7 @@ class ReferenceWorker:
         assert not {source for source, _ in copies} & {target for _, target in copies}
         for source, target in copies:
             self.states[target] = self.states.get(source, (-1, b""))
+            self.cross.pop(target, None)
             for offset in range(self.limits.block_size):
                 self.kv[target, offset] = self.kv.get((source, offset), (-1, b""))
 
@@ -332,6 +345,23 @@ class ReferenceWorker:
             _num_candidates(sequence),
             not sequence.samples_nothing,
         )
+        if self.limits.cross_length:
+            self._attend(admission)
+
+    def _attend(self, admission: Admission) -> None:
+        """Stores which blocks of an encoder's output an admitted sequence reads, and writes them if they are new."""
+        row, (item,) = self.slots[admission.slot], admission.sequence.media
+        num_blocks = -(-item.num_embeddings // self.limits.block_size)
+        row.attended = {block: item.identifier + bytes([i]) for i, block in enumerate(admission.cross_blocks)}
+        assert len(row.attended) == len(admission.cross_blocks) == num_blocks
+        assert 0 not in row.attended
+        row.salt = list(item.identifier)
+        if admission.writes_cross:
+            assert item.identifier in self.rows, "rows are kept until they are used"
+            self.num_cross_writes += 1
+            self.cross |= row.attended
+            for block, offset in itertools.product(row.attended, range(self.limits.block_size)):
+                self.kv.pop((block, offset), None)
 
     def _counts(self, plan: StepPlan) -> dict[int, int]:
         """Returns the tokens of each slot that computes, slots ascending."""
@@ -353,7 +383,7 @@ class ReferenceWorker:
 
     def _store(self, row: Slot, count: int) -> None:
         first, end = max(row.num_computed, row.num_cached), row.num_computed + count
-        for position, content in enumerate(digests(row.tokens, first, end), first):
+        for position, content in enumerate(row.digests(first, end), first):
             self._write(row, position, content)
 
     def _change_states(self, counts: dict[int, int]) -> None:
@@ -376,9 +406,10 @@ class ReferenceWorker:
         first = row.num_computed
         row.num_computed += count
         self.num_computed_tokens += count
+        assert all(self.cross.get(block) == content for block, content in row.attended.items()), "wrong output"
         reads_from = {group: max(0, first - window + 1) for group, window in self._windows.items()}
         begin = min(reads_from.values(), default=row.num_computed)
-        right = digests(row.tokens, begin, row.num_computed)
+        right = row.digests(begin, row.num_computed)
         for group, start in reads_from.items():
             for position in range(start, row.num_computed):
                 read = self.kv.get(self._place(row, position, group))
@@ -392,6 +423,7 @@ class ReferenceWorker:
         for group in self._windows:
             block, offset = self._place(row, position, group)
             assert block, "nothing is written into the null block"
+            self.cross.pop(block, None)
             self.kv[block, offset] = group, content
 
     def _place(self, row: Slot, position: int, group: int) -> tuple[int, int]:

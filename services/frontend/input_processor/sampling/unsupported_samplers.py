@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.services.frontend.request.scalar_parameters import PROBABILITY_FILTERS
+
 UNSET_VALUES: tuple[Any, ...] = (None, False, 0, "", [], {})
 OFF: tuple[Any, ...] = (None, False, 0)
 ONE: tuple[Any, ...] = (None, 1)
@@ -65,6 +67,7 @@ UNSUPPORTED_SAMPLERS: Mapping[str, Sequence[Any]] = {
 }
 # Number of tokens that penalties consider: without effect where no penalty is requested.
 PENALTY_WINDOWS = frozenset({"penalty_range", "repeat_last_n", "repetition_penalty_range"})
+SIMILAR_FILTERS = " or ".join(PROBABILITY_FILTERS)
 # Equivalent field here, by the name of the unsupported one.
 REPLACEMENTS: Mapping[str, str] = {
     "ban_eos_token": "ignore_eos",
@@ -80,11 +83,11 @@ REPLACEMENTS: Mapping[str, str] = {
     "regex": "structured_outputs.regex",
     "repeat_last_n": "-1, since penalties count the whole text,",
     "repeat_penalty": "repetition_penalty",
-    "tfs": "top_p or min_p",
-    "tfs_z": "top_p or min_p",
-    "top_a": "min_p",
-    "typical": "top_p or min_p",
-    "typical_p": "top_p or min_p",
+    "tfs": SIMILAR_FILTERS,
+    "tfs_z": SIMILAR_FILTERS,
+    "top_a": PROBABILITY_FILTERS[-1],
+    "typical": SIMILAR_FILTERS,
+    "typical_p": SIMILAR_FILTERS,
 }
 # Adjustments of samplers that are off.
 IGNORED_SAMPLER_FIELDS = (

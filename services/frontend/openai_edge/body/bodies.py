@@ -233,7 +233,7 @@ class ChatBatchBody(ChatOptions):
 class PooledBody(Body):
     """Fields of all calls that pool texts."""
 
-    add_special_tokens: Flag = True
+    add_special_tokens: bool | None = Field(None, description="default: true for texts, false for messages")
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
     request_id: str | None = None
@@ -256,7 +256,6 @@ class InputBody(PooledBody):
     messages: list[dict[str, Any]] | None = Field(
         None, json_schema_extra=MESSAGES, description="one conversation, which is pooled as its chat template shows it"
     )
-    add_special_tokens: bool | None = Field(None, description="default: true for input, false for messages")
     add_generation_prompt: Flag = False
     continue_final_message: Flag = False
     chat_template: str | None = None

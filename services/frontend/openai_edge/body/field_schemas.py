@@ -48,7 +48,7 @@ CALLED: Schema = {
         {"required": ["type", "custom"], "properties": {"type": {"const": "custom"}, "custom": CUSTOM}},
     ],
 }
-TOOLS: Schema = {"minItems": 1, "items": CALLED}
+TOOLS: Schema = {"items": CALLED}
 TOOL_CHOICE: Schema = {
     "anyOf": [
         {"enum": [None, "none", "auto", "required"]},
@@ -92,6 +92,7 @@ CHAT_RULES = (
     *GENERATION_RULES,
     needs("top_logprobs", NOT_NULL, "logprobs", IS_TRUE),
     needs("tool_choice", {"not": {"enum": [None, "none"]}}, "tools", NOT_NULL),
+    needs("tool_choice", {"not": {"enum": [None, "none", "auto"]}}, "tools", NOT_EMPTY),
 )
 # Restrictions for a batch of conversations.
 BATCH_RULES = {

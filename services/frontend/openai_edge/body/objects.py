@@ -11,8 +11,9 @@ CALL = Shape(
 )
 PART = Shape(
     frozenset({
-        "type", "text", "refusal", "image_url", "video_url", "detail", "uuid", "file_id", "input_audio", "file",
-        "annotations", "cache_control", "prompt_cache_breakpoint", "thinking", "reasoning", "signature", "closed",
+        "type", "text", "refusal", "image_url", "video_url", "audio_url", "detail", "uuid", "file_id", "input_audio",
+        "file", "annotations", "cache_control", "prompt_cache_breakpoint", "thinking", "reasoning", "signature",
+        "closed",
     }),
 )  # fmt: skip
 MESSAGE = Shape(

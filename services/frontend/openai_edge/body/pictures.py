@@ -1,4 +1,4 @@
-"""Content parts with pictures and videos, as clients of OpenAI's and vLLM's APIs send them."""
+"""Content parts with pictures, videos and sound, as clients of OpenAI's and vLLM's APIs send them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from typing import Any
 
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import CHAT_PART, MediaPart, PartOrigin
-from quire.shared.media.modalities import IMAGE, VIDEO
+from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
 
-IMAGE_URL, INPUT_IMAGE, VIDEO_URL = "image_url", "input_image", "video_url"
-URL_FIELDS = {IMAGE_URL: IMAGE_URL, INPUT_IMAGE: IMAGE_URL, VIDEO_URL: VIDEO_URL}  # by type: field with the URL
-MODALITIES = {IMAGE_URL: IMAGE, VIDEO_URL: VIDEO}  # by that field
+IMAGE_URL, INPUT_IMAGE, VIDEO_URL, AUDIO_URL = "image_url", "input_image", "video_url", "audio_url"
+INPUT_AUDIO = "input_audio"
+# By type: field with the URL.
+URL_FIELDS = {IMAGE_URL: IMAGE_URL, INPUT_IMAGE: IMAGE_URL, VIDEO_URL: VIDEO_URL, AUDIO_URL: AUDIO_URL}
+MODALITIES = {IMAGE_URL: IMAGE, VIDEO_URL: VIDEO, AUDIO_URL: AUDIO}  # by that field
+URL_SCHEMES = ("data:", "http:", "https:", "file:")
 
 
 def read_picture(part: Any, origin: PartOrigin = CHAT_PART) -> Mapping[str, Any] | None:
-    """Returns the content part for an image_url, input_image or video_url part, also one without a type; None for other
-    parts. The error of a part without an item is in it."""
+    """Returns the content part for an image_url, input_image, video_url, audio_url or input_audio part, also without a
+    type; None for other parts. The error of a part without an item is in it."""
     if not isinstance(part, dict):
         return None
     kind = part.get("type")
+    if kind == INPUT_AUDIO or (kind is None and INPUT_AUDIO in part):
+        return conversation.picture(_input_audio(part, origin._replace(kind=INPUT_AUDIO)))
     if kind is None:
         kind = next((name for name in MODALITIES if name in part), None)
     url_field = URL_FIELDS.get(kind) if isinstance(kind, str) else None
@@ -31,6 +36,24 @@ def read_picture(part: Any, origin: PartOrigin = CHAT_PART) -> Mapping[str, Any]
     if fault := _fault(part, url, name, named, url_field):
         return conversation.picture(MediaPart(fault=fault, origin=named, modality=modality))
     return conversation.picture(MediaPart(url, name=name or "", origin=named, modality=modality))
+
+
+def _input_audio(part: Mapping[str, Any], origin: PartOrigin) -> MediaPart:
+    """Returns the sound of an input_audio part: base64 text, or a URL in its place, as some services take it."""
+    given, name = part.get(INPUT_AUDIO), part.get("uuid")
+    data, form = (given.get("data"), given.get("format")) if isinstance(given, dict) else (given, None)
+    fault = ""
+    if name is not None and not isinstance(name, str):
+        fault = f"{origin.place}: uuid must be text"
+    elif not (isinstance(data, str) and data) and not (data is None and name):
+        fault = (
+            f'{origin.place} of type {INPUT_AUDIO!r} need {INPUT_AUDIO}: an object {{"data": base64, "format": "wav"}}'
+        )
+    if fault:
+        return MediaPart(fault=fault, origin=origin, modality=AUDIO)
+    if isinstance(data, str) and not data.startswith(URL_SCHEMES):
+        data = f"data:audio/{form if isinstance(form, str) else ''};base64,{data}"
+    return MediaPart(data, name=name or "", origin=origin, modality=AUDIO)
 
 
 def _fault(part: Mapping[str, Any], url: Any, name: Any, origin: PartOrigin, url_field: str) -> str:

@@ -24,15 +24,14 @@ SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
 
 
 def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolOffer:
-    """Converts tools and the choice among them. Raises InvalidArgument for a choice without tools, for an empty
-    list, and for a choice that names unknown tools. Custom tools are shown to the template as functions with one
+    """Converts tools and the choice among them. An empty list, which many clients send where they have no tools, is
+    none. Raises InvalidArgument for a choice that needs tools without any, and for one that names unknown tools. Custom
+    tools are shown to the template as functions with one
     text argument."""
-    if tools is None:
-        if choice not in (None, NONE):
+    if not tools:
+        if choice not in (None, NONE) and not (tools is not None and choice == AUTO):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
         return ToolOffer()
-    if not tools:
-        raise InvalidArgument("tools: the list must not be empty; leave the field out instead", field="tools")
     mode, name = _choice(AUTO if choice is None else choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools = _allowed(tools, choice)

@@ -16,7 +16,6 @@ from quire.services.frontend.tokenizer.message_shapes.selection import Render, s
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.services.frontend.tokenizer.message_shapes.shaping import shape_messages, tools_for_template
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.modalities import IMAGE
 
 PROBING_S = 5.0  # processor time for all templates of a model; real ones take 0.04 s
 
@@ -88,7 +87,7 @@ class PromptRenderer:
         source = self.template.chosen(name=name, tools=tools)
         if source not in self._shapes:
             self.template.compiled(source)
-            self._shapes[source] = select_shape(self._probed(source), source, self._placeholders.get(IMAGE, ""))
+            self._shapes[source] = select_shape(self._probed(source), source, self._placeholders)
         return self._shapes[source]
 
     @property

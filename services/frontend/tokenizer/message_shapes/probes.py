@@ -86,9 +86,9 @@ def contents(role: str) -> tuple[ShapeProbe, ...]:
     )
 
 
-def pictures(role: str, placeholder: str) -> tuple[ShapeProbe, ...]:
-    """Returns a probe in which a user, or a tool, sends a picture and a text; the template has to show both."""
-    content = [{"type": "image"}, *_parts("userword" if role == "user" else "resultword")]
+def pictures(role: str, placeholder: str, modality: str) -> tuple[ShapeProbe, ...]:
+    """Returns a probe in which a user, or a tool, sends an item and a text; the template has to show both."""
+    content = [{"type": modality}, *_parts("userword" if role == "user" else "resultword")]
     if role == "user":
         return (ShapeProbe([_turn("user", content)], (placeholder, "userword"), ()),)
     turns = [USER, _calling(None), _turn("tool", content, tool_call_id=FIRST)]

@@ -18,6 +18,7 @@ from quire.shared.errors import InvalidArgument
 
 Render = Callable[[ShapeProbe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
 REFUSED = -1
+NO_PLACEHOLDERS: Mapping[str, str] = {}
 NONE_WORD = re.compile(r"\bNone\b")
 PYTHON_TEXT = re.compile(r"\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # Python's repr of a dict or a part
 AROUND = frozenset({"userword"})  # also part of the conversation that determines the text around every other
@@ -71,21 +72,21 @@ AXES = (
 DEVELOPER = Axis({"developer": ("kept", "alone", "system")}, probes.DEVELOPER)
 
 
-def select_shape(render: Render, source: str, placeholder: str = "") -> MessageShape:
+def select_shape(render: Render, source: str, placeholders: Mapping[str, str] = NO_PLACEHOLDERS) -> MessageShape:
     """Returns the shape in which the most words of the probes are shown, and of equals the one nearest to
     transformers'.
 
-    `render` raises InvalidArgument where the template refuses; `source` is the template's text; `placeholder` the token
-    that stands for a picture, empty if the model takes none.
+    `render` raises InvalidArgument where the template refuses; `source` is the template's text; `placeholders` are the
+    tokens that stand for media, by modality, of which the first is probed.
     """
     scorer = _ShapeScorer(render)
     shape = MessageShape(developer="system")
-    for axis in _axes(source, placeholder):
+    for axis in _axes(source, placeholders):
         shape = scorer.best(axis, shape)
     return shape
 
 
-def _axes(source: str, placeholder: str) -> Iterator[Axis]:
+def _axes(source: str, placeholders: Mapping[str, str]) -> Iterator[Axis]:
     """Yields the axes that apply to a template, depending on the roles and tags that its text names."""
     for axis in AXES:
         if "calls" in axis.choices and TAG not in source:
@@ -94,9 +95,9 @@ def _axes(source: str, placeholder: str) -> Iterator[Axis]:
             yield axis
     if "developer" in source:
         yield DEVELOPER
-    if placeholder:
-        yield Axis({"pictures": ("parts", "text")}, probes.pictures("user", placeholder))
-        yield Axis({"result_pictures": ("kept", "user")}, probes.pictures("tool", placeholder))
+    for modality, placeholder in [*placeholders.items()][:1]:
+        yield Axis({"pictures": ("parts", "text")}, probes.pictures("user", placeholder, modality))
+        yield Axis({"result_pictures": ("kept", "user")}, probes.pictures("tool", placeholder, modality))
 
 
 class _ShapeScorer:

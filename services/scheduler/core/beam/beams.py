@@ -79,7 +79,7 @@ class BeamScheduler:
         cache."""
         kv = self._state.kv
         lengths = [root.num_tokens + (0 if node is None else node.length) for node in search.live]
-        return sum(map(kv.blocks_for, lengths)) <= kv.num_free
+        return sum(map(kv.blocks_for, lengths)) <= kv.num_free - self._starter.num_missing_cross(root)
 
     def _new_beam(self, root: Sequence, node: BeamNode | None) -> Beam:
         """Creates a beam with the output tokens that it has so far."""

@@ -7,6 +7,7 @@ users are kept while there is room, so that the same picture in the next turn of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -33,9 +34,14 @@ class EncoderOutputs(Prerequisite):
     Items get their room in order of arrival, those of one sequence together. Where sequences that share items still
     hold room that the others need, the one that has waited longest gets all of it."""
 
-    def __init__(self, capacity: int, requeue: Requeue) -> None:
-        """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items."""
+    def __init__(
+        self, capacity: int, requeue: Requeue, has_keys: Callable[[MediaItem], bool] = lambda _: False
+    ) -> None:
+        """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items; `has_keys`:
+        whether the device has everything that a decoder reads of an item, so that its rows are not needed (encoder-
+        decoder models)."""
         super().__init__()
+        self._has_keys = has_keys
         self._requeue = requeue
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
@@ -59,8 +65,8 @@ class EncoderOutputs(Prerequisite):
 
     def join(self, sequence: Sequence) -> bool:
         """Adds a sequence to the users of its items, and orders those that are not kept when there is room. Returns
-        whether all of them are encoded; otherwise the sequence is blocked."""
-        items = _unique(sequence)
+        whether all of them are encoded, or not needed; otherwise the sequence is blocked."""
+        items = [item for item in _unique(sequence) if not self._has_keys(item)]
         items.sort(key=lambda item: item.identifier not in self._cache)  # room for new ones evicts none of its own
         for item in items:
             self._cache.join(item.identifier, item.num_embeddings, sequence)
@@ -125,7 +131,8 @@ class EncoderOutputs(Prerequisite):
             self._cache.remove(identifier)
 
     def count_time(self, identifier: bytes, span: tuple[float, float]) -> None:
-        """Adds the span in which an item was encoded to the encoding time of the sequences that have it."""
+        """Adds the span in which an item was encoded, before it is complete(), to the encoding time of the sequences
+        that have it. `span`: begin and end, seconds."""
         entry = self._cache.entry(identifier)
         for sequence in () if entry is None else entry.users.values():
             sequence.count_encoding(*span)
@@ -187,7 +194,7 @@ class EncoderOutputs(Prerequisite):
     def _block(self, sequence: Sequence) -> bool:
         """Blocks `sequence` until its first item that is not encoded is; returns whether there is one."""
         for item in sequence.media:
-            if not self._cache.is_prepared(item.identifier):
+            if not self._cache.is_prepared(item.identifier) and not self._has_keys(item):
                 self._blocked.add(item.identifier, sequence)
                 return True
         return False

@@ -108,7 +108,8 @@ class Running:
     def max_blocks_of(self, sequence: Sequence) -> int:
         """Returns the maximum number of blocks that `sequence` can need, without sharing."""
         num_blocks = sequence.max_total_tokens // self.block_size + 1
-        return num_blocks if self._plain else self._groups.cost(num_blocks)
+        cross = self._groups.cross_cost(sequence.num_encoder_rows) if sequence.media else 0
+        return cross + (num_blocks if self._plain else self._groups.cost(num_blocks))
 
     def fork(self, parent: int, slot: int) -> None:
         """Makes the tokens and hashes of `slot` a copy of those of `parent`, a beam of the same search."""

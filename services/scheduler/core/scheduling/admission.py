@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from quire.services.scheduler.core.prerequisites.encoder_outputs import EncoderOutputs
 from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.scheduling.sequence_starter import CachedPrefix, SequenceStarter
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
@@ -35,10 +36,13 @@ class Admitter:
         starter: SequenceStarter,
         pace: PromptPace,
         admit_search: AdmitSearch,
+        *,
         sources: Seq[BlockSource],
+        encoder_outputs: EncoderOutputs,
     ) -> None:
-        """`sources`: sources of blocks that the device lacks, in the order in which they are asked."""
-        self._state = state
+        """`sources`: sources of blocks that the device lacks, in the order in which they are asked;
+        `encoder_outputs`: rows of which cross attention's keys and values are computed."""
+        self._state, self._encoder_outputs = state, encoder_outputs
         self._sources = sources
         self._observers = [source for source in sources if type(source).admitted is not BlockSource.admitted]
         self._starter = starter
@@ -69,6 +73,9 @@ class Admitter:
             sequence = state.waiting.next_for(state.running)
             if sequence is None or sequence.fence > state.last_applied:
                 return  # none may take a slot, or a step in flight still returns a token of it
+            if state.kv.cross is not None and not self._encoder_outputs.join(sequence):
+                state.queue.block(sequence)  # the keys and values of its item were evicted while it waited
+                continue
             if sequence.search is not None:
                 if not self._admit_search(builder, sequence, now):
                     return
@@ -87,14 +94,19 @@ class Admitter:
             if not self._fits(sequence, start) or (sequence.is_suspect and state.suspects):
                 self._starter.keep_match(sequence, start)
                 return
-            state.queue.pop()
-            if not sequence.was_admitted:
-                for source in self._observers:
-                    source.admitted(sequence, len(start.full_blocks) // state.kv.num_groups)
-            self._starter.record_admission(sequence, start.num_cached, now)
-            self._starter.start_sequence(builder, sequence, start)
-            if sequence.is_query and builder.is_ending(sequence.slot):
-                state.on_prompts_scheduled([sequence])  # its documents are admitted in the same step
+            self._start(builder, sequence, start, now)
+
+    def _start(self, builder: PlanBuilder, sequence: Sequence, start: CachedPrefix, now: float) -> None:
+        """Takes the head of the queue out of it and starts it."""
+        state = self._state
+        state.queue.pop()
+        if not sequence.was_admitted:
+            for source in self._observers:
+                source.admitted(sequence, len(start.full_blocks) // state.kv.num_groups)
+        self._starter.record_admission(sequence, start.num_cached, now)
+        self._starter.start_sequence(builder, sequence, start)
+        if sequence.is_query and builder.is_ending(sequence.slot):
+            state.on_prompts_scheduled([sequence])  # its documents are admitted in the same step
 
     def _has_slot(self, micro_batch: int) -> bool:
         """Returns whether a slot of this micro-batch is free, besides those reserved for beams. No micro-batch takes
@@ -148,6 +160,8 @@ class Admitter:
         usable += start.num_shared - num_unowned
         if most <= usable:
             return True
+        if state.kv.cross is not None:
+            usable -= state.kv.cross.num_references + self._starter.num_missing_cross(sequence)
         counted = state.waiting.counted(state.running, sequence)
         return state.forecast.fits(state.running, counted, sequence, usable, state.kv.groups)
 

@@ -148,13 +148,20 @@ class SequenceStarter:
         kv = self._state.kv
         num_shared = len(start.full_blocks) // kv.num_groups + (start.reused_block is not None)
         missing = kv.blocks_for(sequence.num_tokens) - num_shared
-        return self._has_room(start, (missing if self._plain else kv.groups.cost(missing)) + num_left)
+        missing = missing if self._plain else kv.groups.cost(missing)
+        return self._has_room(start, missing + self.num_missing_cross(sequence) + num_left)
 
     def fits_alone(self, sequence: Sequence, start: CachedPrefix) -> bool:
         """Returns whether the sequence fits if it is computed in chunks as small as necessary."""
         kv = self._state.kv
         num_shared = len(start.full_blocks) // kv.num_groups + (start.reused_block is not None)
-        return self._has_room(start, kv.groups.least_cost(kv.blocks_for(sequence.num_tokens) - num_shared))
+        missing = kv.groups.least_cost(kv.blocks_for(sequence.num_tokens) - num_shared)
+        return self._has_room(start, missing + self.num_missing_cross(sequence))
+
+    def num_missing_cross(self, sequence: Sequence) -> int:
+        """Returns the number of free blocks that the encoder's output of the sequence takes."""
+        cross = self._state.kv.cross
+        return 0 if cross is None else cross.num_missing(sequence.media[0].identifier, sequence.num_encoder_rows)
 
     def _has_room(self, start: CachedPrefix, missing: int) -> bool:
         """Returns whether `missing` new blocks are free in addition to the cached ones, which are free as well until
@@ -186,11 +193,11 @@ class SequenceStarter:
         blocks are free."""
         state, tables, kv, num_tokens = self._state, self._state.tables, self._state.kv, sequence.num_tokens
         num_computed = min(start.num_cached, num_tokens - 1)  # the last token's logits are always needed
+        for block in start.copied_blocks:
+            kv.pin(block)
         slot = tables.admit(builder, sequence, start.shared, start.num_cached, num_computed)
         if sequence.is_suspect:
             state.suspects.add(slot)
-        for block in start.copied_blocks:
-            kv.pin(block)
         wanted = num_tokens - num_computed
         if self._has_windows:
             wanted = self._limit_to_free_blocks(slot, num_computed, wanted)

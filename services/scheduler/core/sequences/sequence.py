@@ -126,6 +126,11 @@ class Sequence:
         return {item.identifier: item.num_embeddings for item in self.media}
 
     @property
+    def num_encoder_rows(self) -> int:
+        """Number of rows that the encoder computes for its media items, each identifier once."""
+        return sum(self.num_embeddings.values()) if self.media else 0
+
+    @property
     def is_suspect(self) -> bool:
         """Whether it may have killed several workers, and therefore runs alone."""
         return len(self.losses) > 1

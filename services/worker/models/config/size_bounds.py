@@ -43,6 +43,15 @@ VISION_BOUNDS: Mapping[str, tuple[int, int]] = {
     "num_position_embeddings": (1, 1 << 24),
 }
 
+# The same for audio_config.
+AUDIO_BOUNDS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("d_model", "hidden_size", "encoder_ffn_dim", "intermediate_size"), WIDTH),
+    **dict.fromkeys(("encoder_layers", "num_hidden_layers"), LAYERS),
+    **dict.fromkeys(("encoder_attention_heads", "num_attention_heads"), HEADS),
+    "num_mel_bins": (1, 1 << 12),
+    "max_source_positions": (1, 1 << 16),
+}
+
 
 def check_sizes(values: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]] = BOUNDS) -> None:
     """Raises InvalidArgument, naming field, value and bounds, for a size in config.json outside `bounds`.

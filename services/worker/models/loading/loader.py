@@ -3,9 +3,7 @@ match."""
 
 from __future__ import annotations
 
-import json
 import math
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +18,9 @@ from torch import Tensor
 from quire.services.worker.layers.placement import Destination, LoadableModel, SelfLoadingModel, memory_of
 from quire.services.worker.layers.sharding import TensorPart
 from quire.services.worker.models.gguf import tensors as gguf
+from quire.services.worker.models.loading import weight_files
 from quire.services.worker.models.loading.copies import WeightCopier, threads_for
+from quire.services.worker.models.loading.dummy_weights import fill_dummy
 from quire.services.worker.models.loading.layer_storage import LayerStorage
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.safetensors_layout import StoredTensor, stored_tensors
@@ -37,17 +37,7 @@ from quire.shared.logs import logger
 
 log = logger("worker.weights")
 
-INDEX = "model.safetensors.index.json"
-OLDER_INDEX = "pytorch_model.bin.index.json"
-WHOLE = ("model.safetensors", "pytorch_model.bin")  # a model in one file; other files are ignored
-SECOND_COPY = "consolidated"  # prefix of Mistral's own copy of the same weights
-# Preferred formats first; the last is the file of Medusa heads.
-FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
-LFS_POINTER = b"version https://git-lfs."
 NAMED_IN_ERRORS = 5
-MOST_INDEX_BYTES = 64 << 20
-
-DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +139,7 @@ def _place(
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
-    unexpected, passed_over, head = [], frozenset(model.passed_over), None
-    num_kv_scales = 0
+    unexpected, kv_scales, passed_over, head = [], [], frozenset(model.passed_over), None
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
@@ -166,7 +155,7 @@ def _place(
         elif name == HEAD and name in passed_over:
             head = source.outliving_its_file()
         elif name.endswith(KV_SCALE_SUFFIXES):
-            num_kv_scales += 1
+            kv_scales.append(name)
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -174,43 +163,13 @@ def _place(
             and not is_on_other_stage(name)
         ):
             unexpected.append(name)
-    if num_kv_scales:
-        log.info(
-            "scales of cached keys and values are not used: they are cached with a scale of 1", tensors=num_kv_scales
-        )
+    if kv_scales:
+        log.info("scales of cached keys and values are not used", tensors=len(kv_scales))
     if head is not None:  # safetensors.torch.save_model keeps only the first name of tied weights
         for name in [name for name in missing if name.endswith(EMBEDDING)]:
             take(name, head, missing.pop(name), (name,))
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)
-
-
-def fill_dummy(model: LoadableModel, seed: int) -> None:
-    """Fills and finishes the model with random weights, equal for equal seeds, that keep activations near 1 at any
-    depth; norms are 1, biases 0."""
-    destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
-    noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
-    noise = noise.to(destinations[0][1].device)  # on the device: host threads are slow while kernels are compiled
-    storage = LayerStorage(model, lambda: None)
-    for position, (name, destination) in enumerate(destinations):
-        storage.allocate((name,))
-        if not destination.is_floating_point():
-            destination.random_(generator=torch.Generator(destination.device).manual_seed(seed + position))
-        elif destination.dim() == 1:
-            destination.fill_(0.0 if name.endswith(".bias") else 1.0)
-        else:
-            _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
-        storage.release((name,))
-    model.finish()
-
-
-def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
-    """Fills a matrix by repeating the same numbers: much faster than drawing billions of them."""
-    noise = (noise * scale).to(destination)
-    flat = (destination if destination.is_contiguous() else destination.mT).view(-1)  # some are transposed
-    whole = flat.numel() // noise.numel() * noise.numel()
-    flat[:whole].view(-1, noise.numel()).copy_(noise)
-    flat[whole:].copy_(noise[: flat.numel() - whole])
 
 
 class Slices(Protocol):
@@ -298,8 +257,8 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
     """Yields the tensors of a folder's files by their stored names, readable until the next file is opened. Raises
     InvalidArgument for missing, unreadable and invalid files."""
-    for path in files(folder):
-        _check_file(path)
+    for path in weight_files.paths(folder):
+        weight_files.check(path)
         try:
             if path.suffix in (".bin", ".pt"):
                 yield from _pickled(path)
@@ -338,60 +297,6 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
         raise InvalidArgument(f"model: {path} must contain tensors by name only", field="model")
     for name, tensor in held.items():
         yield name, _source(tensor)
-
-
-def files(folder: Path) -> list[Path]:
-    """Returns the weight files of a folder, in order: those of its index, else a single-file model, else all of the
-    preferred format. Raises InvalidArgument without any, and for an invalid index."""
-    for index in (folder / INDEX, folder / OLDER_INDEX):
-        if index.exists():
-            return [folder / name for name in _names_in(index)]
-    for pattern in FILES:
-        paths = sorted(folder.glob(pattern))
-        whole = [path for path in paths if path.name in WHOLE]
-        parts = [path for path in paths if not path.name.startswith(SECOND_COPY)]
-        if paths:
-            return whole or parts or paths
-    raise InvalidArgument(f"model: {folder} contains none of {', '.join(FILES)}", field="model")
-
-
-def _names_in(index: Path) -> list[str]:
-    """Returns the file names in an index, sorted. Raises InvalidArgument if it is invalid or names other folders."""
-    try:
-        if index.stat().st_size > MOST_INDEX_BYTES:
-            raise InvalidArgument(f"model: {index} has more than {MOST_INDEX_BYTES} bytes", field="model")
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except OSError as error:
-        raise InvalidArgument(f"model: cannot read {index}: {error.strerror}", field="model") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = repr(error)[:200]
-        raise InvalidArgument(f"model: {index} is not an index with a weight_map: {reason}", field="model") from None
-    wrong = next((name for name in names if not isinstance(name, str) or not _is_file_name(name)), None)
-    if wrong is not None:
-        text = f"{index} names {repr(wrong)[:80]}: only files of its own folder are read"
-        raise InvalidArgument(f"model: {text}", field="model")
-    return names
-
-
-def _is_file_name(name: str) -> bool:
-    return Path(name).name == name and name not in ("", "..")
-
-
-def _check_file(path: Path) -> None:
-    """Raises InvalidArgument for files that cannot be opened, are not regular (pipes) or are pointers of Git LFS."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidArgument(f"model: {path} is not a regular file", field="model")
-        with path.open("rb") as file:
-            is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
-    except OSError as error:
-        raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
-    if is_pointer:
-        text = (
-            f"model: cannot read {path}: it is a pointer of Git LFS, not a file of weights; run `git lfs pull` in "
-            "its folder"
-        )
-        raise InvalidArgument(text, field="model")
 
 
 def _complain(given: str, what: str, names: list[str]) -> None:

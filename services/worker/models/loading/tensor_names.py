@@ -41,11 +41,12 @@ BESIDE_TEXT = tuple(
     )
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
-# Prefixes of vision towers in files of transformers 4 and 5, and the prefix that the towers have here.
+# Prefixes of towers in files of transformers 4 and 5, and the prefix that the towers have here.
 VISION_PREFIXES = {
     "model.vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
     "model.visual.": "visual.",
+    "model.audio_tower.": "audio_tower.",
     "vision_tower.vision_model.": "vision_tower.",
     "model.vision_model.": "vision_model.",
     "model.vision_encoder.": "vision_encoder.",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.services.worker.models.loading.loader import FILES, files
+from quire.services.worker.models.loading import weight_files
 from quire.services.worker.models.loading.safetensors_layout import stored_tensors
 from quire.shared.errors import QuireError
 from quire.shared.gguf.header import read_header
@@ -56,8 +56,8 @@ def weights_digest_of(settings: WorkerSettings) -> bytes:
 def folder_digest(folder: Path) -> bytes:
     """Returns the digest of a folder's weights (32 bytes); empty if there are no readable weights."""
     try:
-        paths = [*files(folder)]
-        for pattern in FILES:
+        paths = [*weight_files.paths(folder)]
+        for pattern in weight_files.FILES:
             paths += sorted(folder.glob(f"{DENSES}/{pattern}"))
         with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="samples") as readers:
             return hashlib.sha256(b"".join(readers.map(_file_digest, paths))).digest()

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 class MediaInput(NamedTuple):
-    """Pixels of one item as the frontend rendered them."""
+    """Pixels of one item, or features of its sound, as the frontend rendered them."""
 
-    pixels: Tensor  # uint8 [num_tiles, height, width, 3], on the device, not normalized
+    # On the device: uint8 [num_tiles, height, width, 3], not normalized; of sound: float32 [num_tiles, bins, frames]
+    pixels: Tensor
     layout: tuple[int, ...] = ()  # TileLayout.numbers of the family's processor
 
 
 class MediaEncoder(Protocol):
-    """Vision tower and projector of one model, placed like its layers."""
+    """Tower of pictures or of sound, and projector, of one model, placed like its layers."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:

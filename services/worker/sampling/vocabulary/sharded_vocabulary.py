@@ -39,8 +39,9 @@ class ShardedVocabulary:
         return self._best_of_parts(self._ranks.all_gather(best))
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
-        """Returns float32 logits divided by temperature, with min_p, then top_k, then top_p applied over all ranks'
-        tokens; top_k and top_p exchange candidates where few tokens remain, and search a threshold otherwise."""
+        """Returns float32 logits divided by temperature, with the filters applied over all ranks' tokens: first the
+        threshold below the most likely, then top_k, then top_p; the last two exchange candidates where few tokens
+        remain, and search a threshold otherwise."""
         temperature, values = columns.temperature, logits.float()
         if temperature is not None:
             values = values / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)

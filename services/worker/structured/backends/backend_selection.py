@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quire.services.worker.structured.backends import libraries
-from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, CompileLimits
+from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, SubprocessLimits
 from quire.services.worker.structured.port import Grammar, GrammarBackend, MaskFiller, Matcher
 from quire.shared import structured_output
 from quire.shared.columns import I32
@@ -41,7 +41,7 @@ def open_backend(
     folder: Path,
     vocab_size: int,
     eos_token_ids: Sequence[int],
-    limits: CompileLimits = DEFAULT_LIMITS,
+    limits: SubprocessLimits = DEFAULT_LIMITS,
 ) -> GrammarBackend:
     """Opens the backend of the setting over the vocabulary in `folder`: imports the first library and reads the
     tokenizer at once, the others when a constraint needs them. Raises QuireError."""

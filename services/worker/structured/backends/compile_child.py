@@ -24,18 +24,18 @@ COMPILED, FAILED = b"\1", b"\0"
 
 
 @dataclass(frozen=True, slots=True)
-class CompileLimits:
+class SubprocessLimits:
     """Limits of one compilation in a subprocess."""
 
     seconds: float = 8.0  # of CPU time
     memory_bytes: int = 1 << 30  # in addition to the library's own memory
 
 
-DEFAULT_LIMITS = CompileLimits()
+DEFAULT_LIMITS = SubprocessLimits()
 
 
 def init_message(
-    name: str, folder: Path, vocab_size: int, eos_token_ids: list[int], limits: CompileLimits = DEFAULT_LIMITS
+    name: str, folder: Path, vocab_size: int, eos_token_ids: list[int], limits: SubprocessLimits = DEFAULT_LIMITS
 ) -> bytes:
     """Serializes the arguments and limits that open_compiler() is started with in the subprocess."""
     return json.dumps([name, str(folder), vocab_size, eos_token_ids, limits.seconds, limits.memory_bytes]).encode()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire.services.worker.structured.backends import compile_child, libraries
-from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, CompileLimits
+from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, SubprocessLimits
 from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
 from quire.services.worker.structured.port import Grammar, MaskFiller
 from quire.shared import structured_output
@@ -30,7 +30,7 @@ class SubprocessBackend:
         folder: Path,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        limits: CompileLimits = DEFAULT_LIMITS,
+        limits: SubprocessLimits = DEFAULT_LIMITS,
     ) -> None:
         self._limits = limits
         self._name = name

@@ -232,7 +232,6 @@ async def test_text_offsets_are_those_of_the_echoed_text(frontend: Running) -> N
         ("/v1/embeddings", "user", "audio"),
         ("/v1/responses", "user", "conversation"),
         ("/v1/messages", "metadata", "container"),
-        ("/v2/embed", "", "images"),
         ("/api/generate", "keep_alive", "suffix"),
     ],
 )

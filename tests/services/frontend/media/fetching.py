@@ -28,5 +28,5 @@ async def fetch_pixels(address: str, identifier: bytes, dialler: Dialler | None 
                 parts.append(message.part)
         pixels = b"".join(parts)
         assert zlib.crc32(pixels) == head.checksum
-        assert len(pixels) == head.num_tiles * head.height * head.width * 3
+        assert len(pixels) == head.num_tiles * head.height * head.width * (4 if head.element else 3)
         return head, pixels

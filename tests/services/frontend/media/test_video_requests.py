@@ -195,27 +195,26 @@ async def grpc_media(served: Served, call: Any) -> list[media_pb2.MediaItem]:
 
 
 async def test_grpc_chats_and_prompts(filming: Path) -> None:
-    kind, sampling = media_pb2.MEDIA_KIND_VIDEO, sampling_pb2.SamplingParams(max_tokens=1)
-    part = pb.ContentPart(image=pb.MediaPart(content=video(8), kind=kind))
+    sampling = sampling_pb2.SamplingParams(max_tokens=1)
+    part = pb.ContentPart(video=pb.MediaPart(content=video(8)))
     message = pb.ChatMessage(role="user", parts=[part, pb.ContentPart(text="what?")])
     times = pb.VideoFrames(fps=8, total_num_frames=64, frames_indices=[0, 16, 32, 48])
-    frames = pb.MediaPart(content=array(4), kind=kind, frames=times)
-    images = [frames, pb.MediaPart(content=plain((1, 2, 3), 16))]
+    frames = pb.MediaPart(content=array(4), frames=times)
+    picture = pb.MediaPart(content=plain((1, 2, 3), 16))
     async with seeing_frontend(filming) as served:
         inference = served.started.inference
         served.script.resume()
         chat = await grpc_media(served, inference.Chat(pb.ChatRequest(messages=[message], sampling=sampling)))
         assert [item.modality for item in chat] == ["video"]
-        request = pb.GenerateRequest(text=f"a {IMAGE} b {VIDEO}", images=images, sampling=sampling)
+        request = pb.GenerateRequest(text=f"a {IMAGE} b {VIDEO}", images=[picture], videos=[frames], sampling=sampling)
         prompt = await grpc_media(served, inference.Generate(request))
         assert [item.modality for item in prompt] == ["image", "video"], "each kind in its own order"
         assert i32(prompt[1].layout).tolist()[3:] == [0, 8]
         for text_of_prompt, given, said in (
             ("none", frames, "Expected there to be 1 prompt updates corresponding to 1 video items"),
-            (VIDEO, pb.MediaPart(content=b"x", kind=99), "kind 99 is not a value of MediaKind"),
-            (VIDEO, pb.MediaPart(kind=kind), "of type video need content, url or name"),
+            (VIDEO, pb.MediaPart(), "of type video need content, url or name"),
         ):
-            request = pb.GenerateRequest(text=text_of_prompt, images=[given], sampling=sampling)
+            request = pb.GenerateRequest(text=text_of_prompt, videos=[given], sampling=sampling)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await grpc_media(served, inference.Generate(request))
             assert said in str(refused.value.details())

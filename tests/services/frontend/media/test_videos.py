@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire.services.frontend.media.decoder import PictureDecoder
+from quire.services.frontend.media.decoder import MediaDecoder
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.media.videos import decode, open_video
 from quire.services.frontend.request.media import NO_METADATA, MediaOptions, VideoMetadata
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import VIDEO
 from quire.shared.media.registry import read_video_processor
 from quire.shared.media.video import VideoFacts, VideoProcessor
 from tests.services.frontend.media.filming_folder import write_filming_folder
@@ -288,8 +289,8 @@ def test_many_frames_are_bounded(processor: VideoProcessor) -> None:
 
 
 @asynccontextmanager
-async def decoder(folder: Path, bounds: MediaBounds = BOUNDS) -> AsyncIterator[PictureDecoder]:
-    found = PictureDecoder(folder, bounds, 1)
+async def decoder(folder: Path, bounds: MediaBounds = BOUNDS) -> AsyncIterator[MediaDecoder]:
+    found = MediaDecoder(folder, bounds, 1)
     try:
         yield found
     finally:
@@ -299,10 +300,10 @@ async def decoder(folder: Path, bounds: MediaBounds = BOUNDS) -> AsyncIterator[P
 async def test_processes_decode_videos_and_survive_them(folder: Path, processor: VideoProcessor) -> None:
     content = video(16)
     async with decoder(folder) as pool:
-        found = await pool.decode_video(content, MediaOptions(video={"num_frames": 4}), NO_METADATA)
+        found = await pool.decode(content, MediaOptions(video={"num_frames": 4}), VIDEO)
         assert found == decoded(content, processor, {"num_frames": 4})
         assert "0x" not in await _refused(pool, b"\0\0\0\x18ftypisom" + os.urandom(500))
-        frames = await pool.decode_video(array(3), MediaOptions(), VideoMetadata(4.0, 9, (0, 4, 8)))
+        frames = await pool.decode(array(3), MediaOptions(), VIDEO, VideoMetadata(4.0, 9, (0, 4, 8)))
         assert frames.layout.numbers[3:] == (0, 3)
         stream = io.BytesIO()
         Image.new("RGB", (8, 8)).save(stream, "PNG")
@@ -313,7 +314,7 @@ async def test_processes_decode_videos_and_survive_them(folder: Path, processor:
         assert text == "Failed to load video: decoding it takes more than 0.01 s. Send a shorter or smaller one."
 
 
-async def _refused(pool: PictureDecoder, content: bytes) -> str:
+async def _refused(pool: MediaDecoder, content: bytes) -> str:
     with pytest.raises(InvalidArgument) as refused:
-        await pool.decode_video(content, MediaOptions(), NO_METADATA)
+        await pool.decode(content, modality=VIDEO)
     return refused.value.message

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from quire.services.frontend.offline import runner
+from quire.services.frontend.offline.batch import Batch
 from quire.services.frontend.offline.batches import BatchStore
 from quire.services.frontend.offline.files import FileStore
 from quire.shared import batch_lines
@@ -282,16 +283,26 @@ def test_portions_are_of_some_lines_and_some_bytes() -> None:
     assert [one for portion in portions for one in portion] == lines
 
 
-def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class NotedStore(BatchStore):
+    """Store that notes the ids of the batches that are read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.read: list[str] = []
+
+    def find(self, batch_id: str) -> Batch | None:
+        self.read.append(batch_id)
+        return super().find(batch_id)
+
+
+def test_batches_that_have_ended_are_not_read_again(tmp_path: Path) -> None:
     """Checks that polling, which happens every second, does not read ended batches again."""
-    store = BatchStore(tmp_path)
+    store = NotedStore(tmp_path)
     ids = [store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None).id for _ in range(3)]
     store.save(store.get(ids[0], "").with_status("completed", 1))
     assert {batch.id for batch in store.unfinished()} == {*ids[1:]}
-    read = []
-    find = store.find
-    monkeypatch.setattr(store, "find", lambda batch_id: read.append(batch_id) or find(batch_id))
-    assert {batch.id for batch in store.unfinished()} == {*ids[1:]} == {*read}
+    store.read.clear()
+    assert {batch.id for batch in store.unfinished()} == {*ids[1:]} == {*store.read}
     with pytest.raises(ResourceExhausted):
         BatchStore(tmp_path, max_batches=3).create("", "", endpoint=CHAT, input_file_id="f", metadata=None)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ CHAT = "/v1/chat/completions"
 class ValidatedBatch:
     """Validated batch of `num_lines` lines, and the dependencies to run it."""
 
-    def __init__(self, folder: Path, num_lines: int) -> None:
-        self.files, self.batches = FileStore(folder / "files", 1 << 20, 1 << 20), BatchStore(folder / "batches")
+    def __init__(self, folder: Path, num_lines: int, store: Callable[[Path], BatchStore] = BatchStore) -> None:
+        self.files, self.batches = FileStore(folder / "files", 1 << 20, 1 << 20), store(folder / "batches")
         self.slots = asyncio.Semaphore(num_lines)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         scratch = self.files.temp_path()
@@ -50,17 +51,15 @@ class ValidatedBatch:
         return self.slots._value
 
 
-async def test_a_batch_cancelled_just_after_acquiring_a_slot_releases_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = ValidatedBatch(tmp_path, 1)
+async def test_a_batch_cancelled_just_after_acquiring_a_slot_releases_it(tmp_path: Path) -> None:
     asked, answered = threading.Event(), threading.Event()
 
-    def is_cancelled(_: str) -> bool:
-        asked.set()
-        return not answered.wait(60)
+    class SlowStore(BatchStore):
+        def is_cancelled(self, batch_id: str) -> bool:
+            asked.set()
+            return not answered.wait(60)
 
-    monkeypatch.setattr(batch.batches, "is_cancelled", is_cancelled)
+    batch = ValidatedBatch(tmp_path, 1, SlowStore)
     running = asyncio.create_task(batch.run.run())
     assert await asyncio.to_thread(asked.wait, 60)
     running.cancel()

@@ -181,7 +181,7 @@ async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "field", "text"),
     [
-        ({"tools": []}, "tools", "the list must not be empty"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "when it is used, tools must be set"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0]: function must be an object"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "name must be a text that is not empty"),
         (
@@ -205,6 +205,19 @@ async def test_refusals(tools_folder: Path, more: dict[str, Any], field: str, te
             await client.chat.completions.create(**body)
     assert text in refused.value.body["message"]
     assert refused.value.param == field
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none"])
+async def test_an_empty_list_of_tools_is_none(tools_folder: Path, choice: str | None) -> None:
+    """fast-agent#781, pi#3649, ogx#1955, vllm PR 49346: clients without tools send [], and were refused."""
+    async with tool_server(tools_folder, "plain text") as (_, client, script):
+        more = {} if choice is None else {"tool_choice": choice}
+        reply = await client.chat.completions.create(**{**asked(), "tools": [], **more})
+        prompts = [prompt_text(tools_folder, prompt_of(script.submissions[-1]))]
+        await client.chat.completions.create(**{name: value for name, value in asked().items() if name != "tools"})
+        prompts.append(prompt_text(tools_folder, prompt_of(script.submissions[-1])))
+    assert reply.choices[0].message.content == "plain text"
+    assert prompts[0] == prompts[1]
 
 
 async def test_allowed_tools_are_the_only_ones_shown(tools_folder: Path) -> None:

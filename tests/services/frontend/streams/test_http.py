@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf import json_format
 
 from quire.async_client import AsyncClient
-from quire.services.frontend.streams.policy import StreamPolicy
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
-from quire.shared.settings.stream_limits import StreamLimits
+from tests.redis_server import RedisServer
 from tests.services.frontend.streams.events import Event, read, resumed
-from tests.services.frontend.streams.pair import Pair
+from tests.services.frontend.streams.pair import Pair, paired
 from tests.services.frontend.streams.reading import Sampling, asked, attach, bare
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -111,13 +111,13 @@ async def test_what_cannot_be_kept_is_refused(
     assert (refused.status_code, told in refused.text) == (400, True), refused.text
 
 
-async def test_a_stream_that_breaks_off_says_so_to_all_its_readers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.a.frontend.core.streams, "policy", StreamPolicy(300.0, StreamLimits(messages=8)))
-    body = {**ASK, "messages": SAID, "request_id": "broken", "max_tokens": 400}
-    events = await read(pair.a, "POST", "/v1/chat/completions", json=body)
-    assert "messages=8" in json.loads(events[-2].data)["error"]["message"]
-    assert events[-1].data == "[DONE]"
-    assert await resumed(pair.b, "broken") == events
+async def test_a_stream_that_breaks_off_says_so_to_all_its_readers(tool_folder: Path, server: RedisServer) -> None:
+    async with paired(tool_folder, server, stream_limits={"messages": 8}) as pair:
+        body = {**ASK, "messages": SAID, "request_id": "broken", "max_tokens": 400}
+        events = await read(pair.a, "POST", "/v1/chat/completions", json=body)
+        assert "messages=8" in json.loads(events[-2].data)["error"]["message"]
+        assert events[-1].data == "[DONE]"
+        assert await resumed(pair.b, "broken") == events
 
 
 def chat(request_id: str) -> pb.ChatRequest:

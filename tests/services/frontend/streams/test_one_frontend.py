@@ -15,11 +15,10 @@ from quire.client import Client
 from quire.outputs import Delta
 from quire.params import SamplingParams
 from quire.requests import RequestOptions
-from quire.services.frontend.streams.policy import StreamPolicy
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.shared.metrics.streams import ENDS, REFUSALS
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
-from quire.shared.settings.stream_limits import StreamLimits
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.streams.reading import (
@@ -154,22 +153,36 @@ async def test_what_cannot_be_kept_is_refused(
     assert (await refusal(attach(frontend, "refused"))).code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_server_that_keeps_none_says_so(frontend: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend.frontend.core.streams, "policy", StreamPolicy(0.0, StreamLimits()))
-    for call, field in (
-        (frontend.inference.Generate(asked("none")), "resumable"),
-        (attach(frontend, "none"), "request_id"),
-        (frontend.inference.Cancel(pb.CancelRequest(request_id="none")), "request_id"),
-    ):
-        refused = await refusal(call)
-        assert refused.code() == grpc.StatusCode.UNIMPLEMENTED
-        assert (refused.details() or "").startswith(f"{field}: this server keeps no streams")
+async def test_a_server_that_keeps_none_says_so(folder: Path, script: ScriptedScheduler) -> None:
+    async with running(folder, script.address, stream_retention_s=0) as frontend:
+        for call, field in (
+            (frontend.inference.Generate(asked("none")), "resumable"),
+            (attach(frontend, "none"), "request_id"),
+            (frontend.inference.Cancel(pb.CancelRequest(request_id="none")), "request_id"),
+        ):
+            refused = await refusal(call)
+            assert refused.code() == grpc.StatusCode.UNIMPLEMENTED
+            assert (refused.details() or "").startswith(f"{field}: this server keeps no streams")
+
+
+class Clock:
+    """A clock that only moves when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def strict(folder: Path, script: ScriptedScheduler) -> AsyncIterator[Running]:
-    limits = {"messages": 100, "bytes": 20_000, "per_tenant": 2}
-    async with running(folder, script.address, stream_limits=limits, stream_retention_s=50) as started:
+async def strict(folder: Path, script: ScriptedScheduler, clock: Clock) -> AsyncIterator[Running]:
+    limits, timing = {"messages": 100, "bytes": 20_000, "per_tenant": 2}, FrontendTiming(stream_clock=clock)
+    async with running(folder, script.address, stream_limits=limits, stream_retention_s=50, timing=timing) as started:
         yield started
 
 
@@ -213,20 +226,10 @@ async def test_the_memory_of_a_stream_is_that_of_its_request_as_well(folder: Pat
     assert f"frontend_bytes=700, its streams use {held:.0f}" in (refused.details() or "")
 
 
-class Clock:
-    """A clock that only moves when told to."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 async def test_an_unread_stream_ends_and_is_dropped_after_its_retention(
-    strict: Running, script: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+    strict: Running, script: ScriptedScheduler, clock: Clock
 ) -> None:
-    streams, clock = strict.frontend.core.streams, Clock()
-    monkeypatch.setattr(streams, "_clock", clock)
+    streams = strict.frontend.core.streams
     script.pause()
     call = strict.inference.Generate(asked("unread", tenant="reader", max_tokens=90))
     await script.until(lambda: script.num_running)

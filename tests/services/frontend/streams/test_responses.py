@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,13 +14,12 @@ import pytest
 
 from quire.services.frontend.openai_edge import resumable
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
-from quire.services.frontend.streams.policy import StreamPolicy
 from quire.services.frontend.streams.store import DELETED_S
-from quire.shared.settings.stream_limits import StreamLimits
+from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import prompt_of
 from tests.services.frontend.streams.events import read
-from tests.services.frontend.streams.pair import Pair
+from tests.services.frontend.streams.pair import Pair, paired
 from tests.services.frontend.tool_model import WEATHER
 from tests.waiting import eventually
 
@@ -297,12 +297,12 @@ async def test_a_response_can_be_continued_at_any_frontend(pair: Pair) -> None:
     assert other.status_code == 404
 
 
-async def test_a_response_that_breaks_off_has_failed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair.a.frontend.core.streams, "policy", StreamPolicy(300.0, StreamLimits(messages=8)))
-    response = await begun(pair.a)
-    for frontend in (pair.a, pair.b):
-        failed = await until(frontend, response["id"], "failed")
-        assert "messages=8" in failed["error"]["message"]
+async def test_a_response_that_breaks_off_has_failed(tool_folder: Path, server: RedisServer) -> None:
+    async with paired(tool_folder, server, stream_limits={"messages": 8}) as pair:
+        response = await begun(pair.a)
+        for frontend in (pair.a, pair.b):
+            failed = await until(frontend, response["id"], "failed")
+            assert "messages=8" in failed["error"]["message"]
 
 
 async def test_a_stream_that_may_not_be_continued_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,12 @@ from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import NO_TIERS, CoreLimits, TierLimits
 from quire.services.scheduler.core.plan import Events, SequenceFinished, StepResult
 from quire.services.scheduler.core.sequences.ending import Reason
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
-from quire.shared.kv.kv_specs import FULL, ONE_FULL, KVSpec, Latent, State, Window
+from quire.shared.kv import block_hash
+from quire.shared.kv.kv_specs import FULL, ONE_FULL, Cross, KVSpec, Latent, State, Window
 from tests.services.scheduler.conftest import UnlimitedForecast, make_limits, make_sequence
 from tests.services.scheduler.core.beam.test_beams import exhaustive, search
 from tests.services.scheduler.reference_worker import EOS, ReferenceWorker, digest, oracle
@@ -56,10 +58,40 @@ class Cluster:
         self.results: deque[StepResult] = deque()
         self.transfers: deque[TransferOrder] = deque()
         self.on_disk: list[DiskOrder] = []
+        self.to_encode: deque[bytes] = deque()
+        self._sound_of_group: dict[SampleGroup, int] = {}
         self.now = 0.0
         self.num_copies = 0
         self._conversations = limits.tiers.num_host_blocks > 0 and not limits.groups.plain
         self._shared = [[self.random.randrange(40) for _ in range(60)] for _ in range(3)]
+
+    def _with_sound(self, sequence: Sequence) -> Sequence:
+        """Returns the sequence with the item that its decoder attends to, if the model is an encoder-decoder."""
+        if self.limits.cross_length:
+            number = self.random.randrange(4)
+            if sequence.sample_group is not None:
+                number = self._sound_of_group.setdefault(sequence.sample_group, number)
+            item = MediaItem(bytes([number]) * 32, 0, 1, min(3 + 4 * number, self.limits.cross_length), number)
+            sequence.media = (item,)
+            hashes = block_hash.chain_with_media(
+                sequence.root_hash, bytes(sequence.tokens), self.limits.block_size, sequence.media
+            )
+            sequence.block_hashes[:] = hashes
+        return sequence
+
+    def encode(self) -> bool:
+        """Executes the orders to release rows; ends the oldest order to encode an item at any time."""
+        for order in self.core.encoder_outputs.take_orders():
+            if order.item is None:
+                self.worker.rows.discard(order.identifier)
+            else:
+                self.to_encode.append(order.identifier)
+        if not self.to_encode:
+            return False
+        identifier = self.to_encode.popleft()
+        self.worker.rows.add(identifier)
+        self.core.on_media_encoded(identifier)
+        return True
 
     def add(self) -> None:
         head = self.random.choice(self._shared)[: self.random.randrange(60)]
@@ -92,14 +124,14 @@ class Cluster:
         found = exhaustive(prompt, root.search.rules)
         for output, (said, _, _) in zip(root.outputs, found, strict=True):
             self.clients[output.sequence_id] = Client(prompt, 0, True, found=said, root=root)
-        self.core.add(root)
+        self.core.add(self._with_sound(root))
 
     def _add_pooled(self, prompt: list[int]) -> None:
         key = len(self.clients)
         self.clients[key] = Client(prompt, len(prompt), False, pools=True)
         alone = self.random.random() < 0.5  # as those that read every token
         fields = {"samples_nothing": True, "skip_reading_prefix_cache": alone, "arrival": self.now}
-        self.core.add(make_sequence(key, prompt, 0, self.limits.block_size, **fields))
+        self.core.add(self._with_sound(make_sequence(key, prompt, 0, self.limits.block_size, **fields)))
 
     def _add(self, prompt: list[int], sample_group: SampleGroup | None) -> None:
         key = len(self.clients)
@@ -118,7 +150,7 @@ class Cluster:
         )
         limit = min(len(prompt) + max_tokens, self.limits.max_model_len)
         self.clients[key] = Client(prompt, limit, eos, sequence.prompt_logprobs_from)
-        self.core.add(sequence)
+        self.core.add(self._with_sound(sequence))
 
     def cancel(self) -> None:
         alive = [key for key, client in self.clients.items() if client.end is None]
@@ -218,6 +250,8 @@ class Cluster:
         assert core.kv.num_unowned() == 0
         parked = core.siblings.blocked()
         assert len(parked) == core.siblings.num_blocked
+        parked += core.encoder_outputs.blocked()
+        core.encoder_outputs.check_invariant()
         if core.host_blocks is not None:
             tier = core.host_blocks.tier
             tiers = [tier] if core.host_blocks.disk is None else [tier, core.host_blocks.disk.tier]
@@ -252,6 +286,7 @@ class Cluster:
                 return
             progressed = self.plan()
             progressed |= self.transfer()
+            progressed |= self.encode()
             assert self.result() or progressed or not self.core.has_work, "stuck"
             self.collect()
         raise AssertionError("does not end")
@@ -436,6 +471,21 @@ def test_random_operations_with_offloaded_groups_match_the_oracle(
         assert counts.disk_fetched_blocks > 0, "more than host memory holds"
 
 
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_random_operations_of_encoder_decoders_match_the_oracle(
+    case: int, policy: str, in_flight: int, caching: bool
+) -> None:
+    cluster = operate_at_random(case, in_flight, caching, policy, drafts=0, specs=(FULL, Cross(15)))
+    assert cluster.worker.num_cross_writes >= 4
+    assert cluster.core.kv.cross is not None
+    assert cluster.core.kv.cross.num_references == 0
+    if caching and CASES[case]["block_size"] == 4:
+        assert cluster.core.counts.cached_tokens > 0
+
+
 @pytest.mark.parametrize("num_micro_batches", [2, 3])
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 @pytest.mark.parametrize("case", range(len(CASES)))
@@ -469,6 +519,7 @@ def operate_at_random(
         fixed_draft_length=in_flight > 1,
         tiers=tiers,
         num_micro_batches=num_micro_batches,
+        encoder_capacity=25,
     )
     cluster = Cluster(limits, seed=case * 10 + in_flight)
     operations = [cluster.add, cluster.cancel, cluster.preempt, cluster.plan, cluster.result]
@@ -476,6 +527,9 @@ def operate_at_random(
     if tiers.num_host_blocks:
         operations.append(cluster.transfer)
         weights.append(8)
+    if limits.cross_length:
+        operations.append(cluster.encode)
+        weights.append(6)
     for _ in range(600):
         cluster.random.choices(operations, weights=weights)[0]()
         cluster.collect()
@@ -483,7 +537,7 @@ def operate_at_random(
     cluster.drain()
     cluster.check()
     cluster.verify()
-    if CASES[case]["block_size"] == 64 and caching:
+    if CASES[case]["block_size"] == 64 and caching and not limits.cross_length:
         assert cluster.num_copies > 10, "parts of blocks were found"
     assert cluster.core.use.used == 0, "blocks that no live sequence owns"
     assert cluster.core.running.num_free_slots == limits.max_num_seqs

@@ -10,7 +10,7 @@ from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.shared import columns
 from quire.shared.errors import FailedPrecondition
 from quire.shared.kv import block_hash, kv_specs, kv_wire
-from quire.shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, KVSpec, Latent, State, Window
+from quire.shared.kv.kv_specs import FULL, NOTHING, ONE_FULL, Cross, KVGroup, KVSpec, Latent, State, Window
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 SIZE = 4
@@ -191,3 +191,68 @@ def test_layers_without_kv_cost_nothing() -> None:
     )
     with pytest.raises(FailedPrecondition, match="layers without KV in addition to others"):
         kv_wire.from_proto([*wire, pb.KVGroup(full=pb.KVFull(), num_layers=1)], "w")
+
+
+def test_the_output_of_an_encoder_is_a_group_of_its_own() -> None:
+    groups = kv_specs.form_groups([(Cross(1500), FULL)] * 4)
+    assert [(group.spec, group.layers) for group in groups] == [(FULL, (0, 1, 2, 3)), (Cross(1500), (0, 1, 2, 3))]
+    assert kv_wire.from_proto(kv_wire.to_proto(groups), "w") == (FULL, Cross(1500))
+    planned = KVGroups((FULL, Cross(10)), SIZE, 8)
+    assert (planned.num, planned.plain, planned.cost(7), planned.cross_cost(9)) == (1, True, 7, -(-9 // SIZE))
+    pages = 20 + planned.cross_cost(10)
+    assert planned.max_sequence_tokens(pages, 10**6) == 20 * SIZE, "the longest output has its pages"
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ((Cross(5),), "cross group that is not the last"),
+        ((Cross(5), FULL), "cross group that is not the last"),
+        ((FULL, Cross(5), Cross(5)), "cross group that is not the last"),
+        ((FULL, Cross(0)), r"kv_groups\[1\].cross.length: w has 0, it must be 1 to"),
+        ((FULL, Cross(2**30)), r"kv_groups\[1\].cross.length: w has 1073741824, it must be 1 to"),
+    ],
+)
+def test_groups_of_encoder_outputs_are_checked(specs: tuple[KVSpec, ...], text: str) -> None:
+    wire = kv_wire.to_proto([KVGroup(spec, (0,)) for spec in specs])
+    with pytest.raises(FailedPrecondition, match=text):
+        kv_wire.from_proto(wire, "w")
+
+
+def test_blocks_of_an_item_are_shared_and_stay_cached() -> None:
+    kv = manager(FULL, Cross(12), num_blocks=12)
+    cross, (one, two) = kv.cross, (b"1" * 32, b"2" * 32)
+    assert cross is not None
+    assert cross.admit(0, one, 9)
+    assert not cross.admit(1, one, 9), "they are written already"
+    assert cross.table(0) == cross.table(1)
+    assert (cross.num_missing(one, 9), cross.num_missing(two, 9)) == (0, 3)
+    kv.release(0, None)
+    assert kv.use.used == 3
+    kv.release(1, 5)
+    assert kv.use.used == 3, "a step in flight still reads them"
+    kv.pass_fence(5)
+    assert (kv.use.used, kv.use.cached, cross.num_missing(one, 9)) == (0, 3, 3)
+    assert cross.is_cached(one, 9)
+    kv.admit(0, [])
+    kv.grow(0, 9 * SIZE)  # takes one of the cached blocks
+    assert not cross.is_cached(one, 9)
+    assert cross.num_missing(one, 9) == 3
+    kv.release(0, None)
+    assert cross.admit(2, one, 9), "a part of an output is worth nothing"
+    assert cross.num_references == 3
+
+
+def test_a_beam_that_moves_keeps_the_output_of_its_encoder() -> None:
+    kv = manager(FULL, Cross(12), num_blocks=30)
+    assert kv.cross is not None
+    for slot in (0, 1):
+        kv.cross.admit(slot, b"1" * 32, 5)
+        kv.admit(slot, [])
+        kv.grow(slot, 2 * SIZE)
+    kv.rebase(1, list(kv.table(0))[:1])
+    assert kv.cross.table(0) == kv.cross.table(1)
+    assert kv.num_unowned() == 0
+    for slot in (0, 1):
+        kv.release(slot, None)
+    assert kv.idle

@@ -89,13 +89,14 @@ class LanguageWorker:
         self.rows: set[bytes] = set()
         self.orders: deque[pb.PrepareMedia] = deque()
         self.events: list[Events] = []
+        self.now = 0.0  # seconds of its scheduler's clock
         self.replica = Replica(
             hello,
             1,
             self.core,
             send=self._receive,
             deliver=self.events.append,
-            clock=lambda: 0.0,
+            clock=lambda: self.now,
             call_soon=lambda call: None,
             call_later=lambda _, call: None,
             metrics=metrics,
@@ -177,13 +178,14 @@ class EncodeCluster:
         self.encoders.remove(encoder)
         self.fleet.detach(encoder.worker, lost=lost)
 
-    def encode(self, encoder: Encoder, error: QuireError | None = None) -> None:
-        """Lets an encode worker encode the item that it was ordered first."""
+    def encode(self, encoder: Encoder, error: QuireError | None = None, *, encode_us: int = 0) -> None:
+        """Lets an encode worker encode the item that it was ordered first, in `encode_us` microseconds."""
         identifier = encoder.orders.popleft()
         if error is None:
             encoder.rows.add(identifier)
         wire = None if error is None else to_proto(error)
-        self.fleet.receive_prepared(encoder.worker, pb.MediaPrepared(identifier=identifier, error=wire))
+        prepared = pb.MediaPrepared(identifier=identifier, error=wire, encode_us=encode_us)
+        self.fleet.receive_prepared(encoder.worker, prepared)
 
     def prepare(self, language: LanguageWorker, error: QuireError | None = None) -> None:
         """Lets a language worker prepare the item that it was ordered first: fetch it from an encode worker that is

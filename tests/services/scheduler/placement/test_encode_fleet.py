@@ -61,6 +61,19 @@ def test_an_encode_worker_encodes_once_for_all_and_the_others_fetch() -> None:
     assert (encoder.letters, third.letters) == ("", "a")  # its rows are still kept
 
 
+def test_the_time_at_an_encode_worker_counts_as_encoding() -> None:
+    cluster = EncodeCluster()
+    encoder, language = cluster.add_encoder(), cluster.add_language()
+    ask(language, 1, "a")
+    language.now = 5.0
+    cluster.encode(encoder, encode_us=2_000_000)
+    language.now = 6.0
+    cluster.prepare(language)
+    assert language.run() == [1]
+    starts = [start for events in language.events for start in events.started]
+    assert [(start.queued_s, start.encode_s) for start in starts] == [(6.0, 2.0)]
+
+
 def test_without_an_encode_worker_each_worker_encodes_itself() -> None:
     cluster = EncodeCluster()
     language = cluster.add_language()

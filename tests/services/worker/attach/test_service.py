@@ -18,9 +18,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.services.worker import service
-from quire.services.worker.attach import session as session_module
 from quire.services.worker.attach.attachment import Attachment
+from quire.services.worker.attach.timing import WorkerTiming
 from quire.services.worker.main import serve
 from quire.services.worker.replica.replica import Replica
 from quire.shared import columns, logs
@@ -30,7 +29,6 @@ from quire.shared.kv.block_hash import chain, root_hash, split
 from quire.shared.models import model_identity
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.process import liveness
 from quire.shared.process.lifecycle import Shutdown
 from quire.shared.rpc import worker_hello
 from quire.shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
@@ -74,6 +72,7 @@ class RunningWorker:
 
 
 Start = Callable[..., RunningWorker]
+QUICK = WorkerTiming(first_backoff_s=0.01)
 
 
 @pytest.fixture
@@ -89,17 +88,15 @@ async def start(
     scheduler: ScriptedScheduler,
     checkpoint: Make,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Start]:
-    monkeypatch.setattr(session_module, "INITIAL_BACKOFF_S", 0.01)
     running: list[RunningWorker] = []
     handlers, interval = logging.getLogger().handlers[:], sys.getswitchinterval()
 
-    def run(**settings: Any) -> RunningWorker:
+    def run(timing: WorkerTiming = QUICK, **settings: Any) -> RunningWorker:
         folder = str(checkpoint("llama").folder)
         values = {"id": "w", "model": folder, "scheduler": f"127.0.0.1:{scheduler.port}", **SIZES, **settings}
         shutdown = Shutdown()
-        task = asyncio.ensure_future(serve(WorkerSettings(**values), shutdown))
+        task = asyncio.ensure_future(serve(WorkerSettings(**values), shutdown, timing))
         running.append(RunningWorker(task, shutdown, capsys))
         return running[-1]
 
@@ -428,8 +425,6 @@ async def test_an_attachment_that_ends_unasked_is_followed_by_another_and_keeps_
 async def test_hanging_step_makes_the_worker_not_alive(
     start: Start, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "LOOK_S", 0.02)
-    monkeypatch.setattr(service, "COMMAND_TIMEOUT_S", 0.4)
     launch, comes_back = Replica.launch, threading.Event()
 
     def hangs(*arguments: Any) -> Any:
@@ -437,7 +432,7 @@ async def test_hanging_step_makes_the_worker_not_alive(
         return launch(*arguments)
 
     monkeypatch.setattr(Replica, "launch", hangs)
-    worker = start()
+    worker = start(WorkerTiming(liveness_check_s=0.02, command_s=0.4))
     session, _ = await scheduler.attached(epoch=5)
     address, _ = await worker.addresses()
     async with grpc.aio.insecure_channel(address) as channel:

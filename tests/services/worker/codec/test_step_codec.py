@@ -11,6 +11,7 @@ from quire.services.worker.step.plan import NO_CHANGES
 from quire.services.worker.step.result import LogprobEntries, PooledColumns, PromptLogprobColumns, StepResult
 from quire.shared.columns import ColumnError, f32_bytes, i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument, to_proto
+from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 ADMISSION = pb.Admission(
@@ -27,6 +28,9 @@ ADMISSION = pb.Admission(
     query_id=b"q",
     is_query=True,
     num_logprobs=0,
+    cross_block_ids=u32_bytes([3, 9]),
+    writes_cross=True,
+    media=[media_pb2.MediaItem(identifier=b"i" * 32, length=1, num_embeddings=9, is_attended=True)],
 )
 PLANS = {
     "nothing": {},

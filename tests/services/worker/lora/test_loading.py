@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -258,13 +259,14 @@ class Panic(BaseException):
     """A panic of a Rust library, which is not an Exception."""
 
 
-def test_requests_are_answered_even_if_the_library_panics(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = AdapterFolders([str(saved / "ok")], 256)
+class PanickingFolders(AdapterFolders):
+    """Folders whose files the library panics on."""
 
-    def panic(_name: str, _path: str) -> None:
+    def read(self, name: str, path: str) -> NoReturn:
         raise Panic("index out of bounds")
 
-    monkeypatch.setattr(folders, "read", panic)
-    error = found(AdapterReader(folders), "a")
+
+def test_requests_are_answered_even_if_the_library_panics(saved: Path) -> None:
+    error = found(AdapterReader(PanickingFolders([str(saved / "ok")], 256)), "a")
     assert isinstance(error, Internal)
     assert "Panic while reading 'a'" in error.message

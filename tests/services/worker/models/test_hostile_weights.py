@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quire.services.worker.models.loading import loader
+from quire.services.worker.models.loading import loader, weight_files
 from quire.shared.errors import InvalidArgument
 from tests.services.worker.checkpoints import make
 
@@ -65,7 +65,7 @@ def test_inconsistent_header_is_named_in_one_line(name: str, tmp_path: Path) -> 
 def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, weights: dict[str, Any]) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weights}))
     with pytest.raises(InvalidArgument, match="only files of its own folder are read"):
-        loader.files(tmp_path)
+        weight_files.paths(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, weight
 def test_invalid_index_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
     with pytest.raises(InvalidArgument, match="is not an index with a weight_map") as refused:
-        loader.files(tmp_path)
+        weight_files.paths(tmp_path)
     assert len(refused.value.message) < 600
 
 

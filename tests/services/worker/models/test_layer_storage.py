@@ -15,7 +15,8 @@ from quire.services.worker.attention.reference import ReferenceAttention
 from quire.services.worker.layers.placement import LayerPlacement, memory_of
 from quire.services.worker.layers.storage import is_empty
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.loading.loader import fill_dummy, load_tensors
+from quire.services.worker.models.loading.dummy_weights import fill_dummy
+from quire.services.worker.models.loading.loader import load_tensors
 from quire.services.worker.models.loading.weights import _tensors as tensors_of
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.shared.models.model_identity import read_config

@@ -14,7 +14,7 @@ from quire import kernels
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.families.llama4 import AttentionTemperature, Llama4Config, Llama4Experts
-from quire.services.worker.models.loading.loader import fill_dummy
+from quire.services.worker.models.loading.dummy_weights import fill_dummy
 from quire.services.worker.models.registry import read_model_config
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.model_identity import read_config

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from quire.services.worker.models.loading.loader import FILES
-from quire.services.worker.offload import identity
+from quire.services.worker.models.loading.weight_files import FILES
 from quire.services.worker.offload.identity import cache_identity, weights_digest
 
 
@@ -30,11 +30,14 @@ def test_one_changed_byte_makes_other_weights(model: Path, tmp_path: Path) -> No
     assert weights_digest(model, FILES, tmp_path / "none.json") == weights_digest(model, FILES, memo)
 
 
-def test_files_are_read_once(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_once(model: Path, tmp_path: Path) -> None:
+    """With other noted digests the result is another one, so that it is of the notes."""
     memo = tmp_path / "weights.json"
     before = weights_digest(model, FILES, memo)
-    monkeypatch.setattr(identity, "_digest", lambda path: pytest.fail(f"{path} is read again"))
+    noted = json.loads(memo.read_text())
     assert weights_digest(model, FILES, memo) == before
+    memo.write_text(json.dumps(dict.fromkeys(noted, "0" * 64)))
+    assert weights_digest(model, FILES, memo) != before
 
 
 @pytest.mark.parametrize("noted", ["", "[]", "{", '{"x": 1}'])

@@ -149,9 +149,8 @@ def test_pages_of_the_host_go_to_others() -> None:
     assert float(tensors[1].sum()) < 2048, "but for what shares a page with others"
 
 
-def test_host_without_free_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    region = CpuRegion([torch.ones(MIB)])
-    monkeypatch.setattr("quire.services.worker.sleep.regions.free_host_bytes", lambda: MIB)
+def test_host_without_free_memory_is_reported() -> None:
+    region = CpuRegion([torch.ones(MIB)], free_bytes=lambda: MIB)
     with pytest.raises(ResourceExhausted, match=r"0\.00 GiB free"):
         region.acquire()
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from quire.services.worker.codec.step_codec import decode_plan
+from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.step.slots import SlotTable, Step
 from quire.services.worker.step.step_inputs import StepInputs, assemble
 from quire.shared import columns
+from quire.shared.kv.kv_specs import FULL, Cross, KVGroup
+from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.plans import New, PaperScheduler
 
@@ -195,6 +199,60 @@ def test_a_plan_that_breaks_the_rules_is_refused(plan: pb.StepPlan, text: str) -
     scheduled.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another one
     with pytest.raises(PlanViolation, match=text):
         scheduled.table.apply(decode_plan(plan))
+
+
+def attending(num_rows: int = 6, *blocks: int, items: int = 1, is_attended: bool = True) -> pb.StepPlan:
+    item = media_pb2.MediaItem(
+        identifier=b"i" * 32,
+        length=num_rows if not is_attended else 1,
+        num_embeddings=num_rows,
+        is_attended=is_attended,
+    )
+    admitted = admission(0)
+    admitted.cross_block_ids = u32(*blocks)
+    admitted.media.extend([item] * items)
+    return pb.StepPlan(admitted=[admitted], counted_slots=u32(0), token_counts=u32(3), new_block_ids=u32(7))
+
+
+def attending_table() -> SlotTable:
+    """Returns the table of a model whose decoder attends to at most 6 rows."""
+    layout = KVLayout((KVGroup(FULL, (0,)), KVGroup(Cross(6), (0,))))
+    return SlotTable(replace(LIMITS, layout=layout))
+
+
+def test_a_sequence_has_the_blocks_of_its_encoders_output_until_it_is_released() -> None:
+    table = attending_table()
+    step = table.apply(decode_plan(attending(6, 11, 12)))
+    inputs = assemble(step, table)
+    assert table.block_table[0].tolist() == [7, *(0 for _ in range(9)), 11, 12]
+    assert inputs.num_attended is not None
+    assert inputs.num_attended.tolist() == [6, 6, 6]
+    assert list(zip(step.new_blocks.columns.tolist(), step.new_blocks.ids.tolist(), strict=True)) == [
+        (10, 11),
+        (11, 12),
+        (0, 7),
+    ]
+    assert np.flatnonzero(table.owned_blocks()).tolist() == [7, 11, 12]
+    table.apply(decode_plan(pb.StepPlan(released_slots=u32(0))))
+    assert not table.owned_blocks().any()
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        (attending(6, 11), "1 cross_block_ids for 6 rows"),
+        (attending(6, 11, 12, 13), "3 cross_block_ids for 6 rows"),
+        (attending(7, 11, 12), "2 cross_block_ids for 7 rows"),
+        (attending(6, 0, 12), "cross_block_ids are not all in 1..60"),
+        (attending(6, 11, 61), "cross_block_ids are not all in 1..60"),
+        (attending(6, 11, 12, items=0), "2 cross_block_ids for 0 rows"),
+        (attending(6, 11, 12, items=2), "2 cross_block_ids for 0 rows"),
+        (attending(6, 11, 12, is_attended=False), "2 cross_block_ids for 0 rows"),
+    ],
+)
+def test_blocks_of_an_encoders_output_that_do_not_fit_are_refused(plan: pb.StepPlan, text: str) -> None:
+    with pytest.raises(PlanViolation, match=text):
+        attending_table().apply(decode_plan(plan))
 
 
 def test_a_step_over_the_token_budget_is_refused() -> None:

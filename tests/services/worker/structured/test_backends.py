@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from quire.services.worker.structured.backends import backend_selection
 from quire.services.worker.structured.backends.backend_selection import open_backend
-from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, CompileLimits
+from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, SubprocessLimits
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from quire.services.worker.structured.bench.features import FEATURES
 from quire.services.worker.structured.port import GrammarBackend, Matcher
@@ -280,7 +280,7 @@ def test_an_exploding_grammar_ends_its_subprocess_only(library: str, bound: str)
     """llguidance supports it, because it follows automata lazily."""
     bomb = pb.StructuredOutput(regex="(a|b)*a(a|b){25}")
     assert LLGuidanceBackend(TINY, 4096, [0]).compile(bomb)
-    limits = CompileLimits(seconds=0.5) if bound == "8 s" else CompileLimits(60.0, 16 << 20)
+    limits = SubprocessLimits(seconds=0.5) if bound == "8 s" else SubprocessLimits(60.0, 16 << 20)
     careful = open_backend(library, TINY, 4096, [0], limits)
     with pytest.raises(InvalidArgument, match=library):
         careful.compile(bomb)
@@ -289,7 +289,7 @@ def test_an_exploding_grammar_ends_its_subprocess_only(library: str, bound: str)
 
 def test_compiling_any_object_stays_within_the_time_limit(tokenizer: Tokenizer) -> None:
     """Allows a quarter of the limit: a compiling subprocess has low priority on a busy machine."""
-    limits = CompileLimits(DEFAULT_LIMITS.seconds / 4)
+    limits = SubprocessLimits(DEFAULT_LIMITS.seconds / 4)
     grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0], limits).compile(pb.StructuredOutput(json_object=True))
     for said, ends in (('{"a": {"b": [1, "x"]}}', True), ("{}", True), ('{"a": 1', False), ("[1]", False)):
         tokens, matcher = tokenizer.encode(said).ids, grammar.start()

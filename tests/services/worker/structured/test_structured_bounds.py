@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from quire.services.worker.structured import mask_builder, slow_grammars, stream_gate
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
-from quire.services.worker.structured.compile_pool import CompileLimits, CompilePool, CompileResult
+from quire.services.worker.structured.compile_pool import CompilePool, CompilePoolLimits, CompileResult
 from quire.services.worker.structured.fair_filler import FairFiller, noticeable_s
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
@@ -403,7 +403,7 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
 
 def test_a_hanging_compilation_is_abandoned_and_others_run() -> None:
     backend = BlockingBackend()
-    limits = CompileLimits(num_threads=1, max_wall_s=3)  # the limit applies to the successful compilation as well
+    limits = CompilePoolLimits(num_threads=1, max_wall_s=3)  # the limit applies to the successful compilation as well
     pool = CompilePool(lambda: backend, limits=limits)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[tuple[str, CompileResult]] = queue.SimpleQueue()
@@ -424,7 +424,7 @@ def test_a_hanging_compilation_is_abandoned_and_others_run() -> None:
 def test_an_abandoned_thread_that_finishes_exits() -> None:
     """Otherwise each slow grammar would leave one more thread and subprocess."""
     before, backend = {*threading.enumerate()}, BlockingBackend()
-    limits = CompileLimits(num_threads=1, max_wall_s=0.05)
+    limits = CompilePoolLimits(num_threads=1, max_wall_s=0.05)
     pool = CompilePool(lambda: backend, limits=limits)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
@@ -454,7 +454,7 @@ def test_the_compile_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(threading.Timer, "start", start)
     backend = BlockingBackend()
-    pool = CompilePool(lambda: backend, limits=CompileLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
+    pool = CompilePool(lambda: backend, limits=CompilePoolLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
@@ -482,7 +482,7 @@ def test_a_panic_of_a_library_is_reported() -> None:
 
 
 def test_grammars_stay_while_used_and_then_until_evicted() -> None:
-    pool = CompilePool(BlockingBackend, limits=CompileLimits(max_unused=2))  # type: ignore[arg-type]
+    pool = CompilePool(BlockingBackend, limits=CompilePoolLimits(max_unused=2))  # type: ignore[arg-type]
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     names = [str(i).encode() for i in range(5)]
     for name in names:

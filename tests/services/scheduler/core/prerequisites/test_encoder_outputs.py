@@ -464,15 +464,17 @@ def test_the_time_of_encoding_is_reported_with_the_start(core: NewCore) -> None:
     c.add(with_items(1, "ab", queued_at=10.0))
     c.add(with_items(2, "b", queued_at=14.5))
     c.add(make_sequence(3, [3], queued_at=10.0))
-    c.on_media_encoded(name("a"), span=(12.0, 14.0))
-    c.on_media_encoded(name("b"), span=(13.0, 16.0))  # a second of it is that of the other item
+    for letter, span in (("a", (12.0, 14.0)), ("b", (13.0, 16.0))):  # a second of it is that of the other item
+        c.encoder_outputs.count_time(name(letter), span)
+        encoded(c, letter)
     assert started_times(c, 20.0) == {1: (10.0, 4.0), 2: (5.5, 1.5), 3: (10.0, 0.0)}
 
 
 def test_a_kept_item_takes_no_time(core: NewCore) -> None:
     c = seeing(core)
     c.add(with_items(1, "a"))
-    c.on_media_encoded(name("a"), span=(1.0, 3.0))
+    c.encoder_outputs.count_time(name("a"), (1.0, 3.0))
+    encoded(c, "a")
     run(c)
     c.take_events()
     c.add(with_items(2, "a", queued_at=5.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.worker.models.loading.weight_folders import WeightFolders
+from quire.services.worker.host.weight_folders import WeightFolders
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 

@@ -1,0 +1,131 @@
+"""Multipart forms of POST /v1/audio/transcriptions and /translations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from quire.services.frontend.offline.upload import MAX_VALUE_BYTES, form_parts
+from quire.shared.errors import InvalidArgument, Unimplemented
+from quire.shared.transcription.formats import FORMATS
+
+FILE, GRANULARITIES = "file", "timestamp_granularities[]"
+MIB = 1 << 20
+MAX_FORM_BYTES = 25 * MIB + 64 * 1024  # OpenAI's limit of a file, and the fields
+MOST_TEMPERATURE = 1.0
+# Fields of vLLM's and OpenAI's forms that this server does not have.
+NOT_OFFERED = frozenset({
+    "chunking_strategy", "frequency_penalty", "hotwords", "include[]", "known_speaker_names[]",
+    "known_speaker_references[]", "length_penalty", "min_p", "n", "presence_penalty", "repetition_penalty",
+    "to_language", "top_k", "top_p", "use_beam_search", "vllm_xargs",
+})  # fmt: skip
+STREAM_OPTIONS = ("stream_include_usage", "stream_continuous_usage_stats")
+TRUE, FALSE = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", ""})
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionForm:
+    """Fields of a form, checked except for what depends on the model."""
+
+    content: bytes = field(repr=False)
+    model: str = ""
+    language: str = ""  # ISO 639 code; empty: detected
+    prompt: str = ""  # text in the style of the transcript, or what was said before
+    response_format: str = "json"
+    temperature: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None  # of each piece
+    granularities: tuple[str, ...] = ("segment",)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the answer has the times of segments."""
+        return self.response_format in ("verbose_json", "srt", "vtt")
+
+
+def read_form(body: bytes, boundary: bytes) -> TranscriptionForm:
+    """Reads a form. Raises InvalidArgument that names the field for values that are not allowed, Unimplemented for
+    fields and values that are not offered."""
+    fields: dict[str, list[str]] = {}
+    content: bytes | None = None
+    for name, filename, start, end in form_parts(body, boundary):
+        if name == FILE:
+            if not filename:
+                raise InvalidArgument("Expected 'file' to be a file-like object, not 'str'.", field=FILE)
+            content = body[start:end]
+        elif end - start > MAX_VALUE_BYTES:
+            raise InvalidArgument(f"{name[:64]}: at most {MAX_VALUE_BYTES} bytes are accepted", field=name[:64])
+        else:
+            fields.setdefault(name, []).append(body[start:end].decode(errors="replace"))
+    if not content:
+        raise InvalidArgument("file: the form must have a sound file that is not empty", field=FILE)
+    return _checked(content, fields)
+
+
+def _checked(content: bytes, fields: Mapping[str, list[str]]) -> TranscriptionForm:
+    """Returns the form of these fields; the last value of a repeated one counts. Raises as read_form()."""
+    last = {name: values[-1] for name, values in fields.items()}
+    for name in fields:
+        if name in NOT_OFFERED and last[name]:
+            raise Unimplemented(f"{name}: transcriptions of this server have no such field; leave it out", field=name)
+    _check_stream(last)
+    form = last.get("response_format") or "json"
+    if form not in FORMATS:
+        text = f"response_format: must be one of {', '.join(FORMATS)}, got {form!r:.64}"
+        raise InvalidArgument(text, field="response_format")
+    temperature = _number(last, "temperature", float, 0.0, MOST_TEMPERATURE)
+    return TranscriptionForm(
+        content,
+        model=last.get("model", ""),
+        language=last.get("language", "").strip().lower(),
+        prompt=last.get("prompt", ""),
+        response_format=form,
+        temperature=0.0 if temperature is None else temperature,
+        seed=_number(last, "seed", int, -(2**63), 2**63 - 1),
+        max_tokens=_number(last, "max_completion_tokens", int, 1, 1 << 20),
+        granularities=_granularities(fields, form),
+    )
+
+
+def _check_stream(last: Mapping[str, str]) -> None:
+    """Raises Unimplemented for a stream, InvalidArgument for options of a stream that was not asked for."""
+    stream = last.get("stream", "").lower()
+    if stream in TRUE:
+        raise Unimplemented("stream: transcriptions are answered in one piece; leave it out", field="stream")
+    if stream not in FALSE:
+        raise InvalidArgument(f"stream: must be true or false, got {stream!r:.64}", field="stream")
+    for name in STREAM_OPTIONS:
+        if last.get(name, "").lower() in TRUE:
+            raise InvalidArgument("Stream options can only be defined when `stream=True`.", field=name)
+
+
+def _granularities(fields: Mapping[str, list[str]], form: str) -> tuple[str, ...]:
+    """Returns what times are asked for. Raises InvalidArgument for unknown ones and other formats than verbose_json,
+    Unimplemented for words."""
+    given = [*fields.get(GRANULARITIES, ()), *fields.get("timestamp_granularities", ())]
+    for one in given:
+        if one not in ("segment", "word"):
+            raise InvalidArgument(f"{GRANULARITIES}: must be segment or word, got {one!r:.64}", field=GRANULARITIES)
+    if given and form != "verbose_json":
+        raise InvalidArgument(f"{GRANULARITIES}: needs response_format verbose_json, got {form}", field=GRANULARITIES)
+    if "word" in given:
+        raise Unimplemented(f"{GRANULARITIES}: times of words are not supported; ask for segment", field=GRANULARITIES)
+    return tuple(given) or ("segment",)
+
+
+def _number(last: Mapping[str, str], name: str, kind: Callable[[str], T], least: T, most: T) -> T | None:
+    """Returns a field as a number; None if it is missing or empty. Raises InvalidArgument for other texts and values
+    out of range."""
+    written = last.get(name, "").strip()
+    if not written:
+        return None
+    try:
+        value = kind(written)
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:
+        raise InvalidArgument(f"{name}: must be a number from {least} to {most}, got {written!r:.64}", field=name)
+    return value

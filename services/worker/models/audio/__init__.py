@@ -1,0 +1,1 @@
+"""Encoders of sound that turn log-mel features into rows of text embeddings."""

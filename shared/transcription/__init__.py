@@ -1,0 +1,1 @@
+"""Parts of transcription that need no model: cutting and joining of sound, time stamps, checks and file formats."""

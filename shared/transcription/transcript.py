@@ -1,0 +1,40 @@
+"""Transcripts as values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Word with its times, in seconds from the start of the file."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Stretch of speech with its times, in seconds from the start of the file."""
+
+    start: float
+    end: float
+    text: str
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    no_speech_prob: float | None = None
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Text of a whole file."""
+
+    segments: Sequence[Segment]
+    text: str
+    language: str
+    seconds: float  # of the file
+    task: str = "transcribe"  # or "translate"

@@ -1,0 +1,201 @@
+"""Transcriptions through a whole cluster: the text of transformers' Whisper, in every format, and errors by field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import transformers
+
+from quire.cluster import Cluster, ClusterOptions
+from tests.services.frontend.tiny_folder import byte_level_tokenizer
+from tests.services.worker.media.sounds import greedy, make_whisper
+from tests.shared.media.audio.files import coded_wav, noise, wav
+
+pytestmark = pytest.mark.timeout(300)
+
+BINS, RATE = 20, 16_000
+SPECIAL = [
+    "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|ja|>", "<|translate|>", "<|transcribe|>",
+    "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>", "<|0.00|>",
+]  # fmt: skip
+ONCE = "0.0001"  # temperature: nearly greedy, and tried once, since random weights are never sure
+
+
+class Served:
+    """A cluster that serves Whisper, with the same model of transformers."""
+
+    def __init__(self, cluster: Cluster, model: Any, tokenizer: Any) -> None:
+        self._model, self.tokenizer = model, tokenizer
+        self.base_url = f"http://{cluster.http_address}"
+        self.http = httpx.Client(base_url=self.base_url, timeout=120)
+        self._extract = transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=1)
+
+    def id(self, text: str) -> int:
+        found: int = self.tokenizer.convert_tokens_to_ids(text)
+        return found
+
+    def send(self, file: bytes | None, path: str = "transcriptions", **fields: Any) -> httpx.Response:
+        files = {"user": (None, "x")} if file is None else {"file": ("clip.wav", file)}
+        return self.http.post(f"/v1/audio/{path}", files=files, data={"temperature": ONCE, **fields})
+
+    def expected(self, clip: np.ndarray, language: str, num_tokens: int, task: str = "<|transcribe|>") -> str:
+        """Returns the text of transformers."""
+        prompt = [self.id(text) for text in ("<|startoftranscript|>", f"<|{language}|>", task, "<|notimestamps|>")]
+        features = self._extract(clip, sampling_rate=RATE, return_tensors="np").input_features
+        tokens = greedy(self._model, features, prompt, num_tokens)
+        end = self.id("<|endoftext|>")
+        tokens = tokens[: tokens.index(end)] if end in tokens else tokens
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text.strip()
+
+
+def floats(clip: np.ndarray, rate: int = RATE) -> bytes:
+    return coded_wav(3, 32, clip.astype("<f4").tobytes(), rate)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("models") / "whisper"
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    size = len(tokenizer)
+    ids = {"eos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"), "max_target_positions": 96}
+    model = make_whisper(folder, vocab_size=size, num_mel_bins=BINS, max_source_positions=50, **ids)
+    tokenizer.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=1).save_pretrained(folder)
+    worker = {"threads": 1, "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 400}
+    options = ClusterOptions(model=str(folder), workers=1, http_port=0, grpc_port=0, settings={"worker": worker})
+    with Cluster(options) as running:
+        found = Served(running, model, tokenizer)
+        yield found
+        found.http.close()
+
+
+def test_a_clip_has_the_text_of_transformers(served: Served) -> None:
+    clip = noise(14_000)
+    for language in ("en", "de"):
+        answer = served.send(floats(clip), language=language, max_completion_tokens=12)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {
+            "text": served.expected(clip, language, 12),
+            "usage": {"type": "duration", "seconds": 1},
+        }
+    translated = served.send(floats(clip), "translations", language="de", max_completion_tokens=12)
+    assert translated.json()["text"] == served.expected(clip, "de", 12, "<|translate|>")
+
+
+def test_the_language_is_found_and_stated(served: Served) -> None:
+    answer = served.send(floats(noise(14_000)), response_format="verbose_json", max_completion_tokens=12).json()
+    assert answer["language"] in ("en", "de", "ja")
+    assert answer["duration"] == pytest.approx(14_000 / RATE)
+    named = served.send(floats(noise(14_000)), response_format="verbose_json", language=answer["language"])
+    assert named.json()["language"] == answer["language"]
+
+
+def test_formats_and_their_types(served: Served) -> None:
+    file = floats(noise(14_000))
+    given = {"language": "en", "max_completion_tokens": 12}
+    plain = served.send(file, response_format="text", **given)
+    assert plain.headers["content-type"] == "text/plain; charset=utf-8"
+    assert plain.text == served.expected(noise(14_000), "en", 12) + "\n"
+    srt = served.send(file, response_format="srt", **given)
+    assert srt.headers["content-type"] == "text/plain; charset=utf-8"
+    assert re.match(r"1\n00:00:00,\d{3} --> 00:00:00,\d{3}\n\S", srt.text)
+    vtt = served.send(file, response_format="vtt", **given)
+    assert vtt.headers["content-type"] == "text/vtt; charset=utf-8"
+    assert vtt.text.startswith("WEBVTT\n\n00:00:00.")
+
+
+def test_long_sound_is_joined_from_its_pieces_and_silence_is_left_out(served: Served) -> None:
+    first, second = noise(12_000), noise(12_000, seed=2)
+    pause = np.zeros(RATE // 2, np.float32)
+    sound = np.concatenate([first, pause, second, np.zeros(3 * RATE, np.float32)])
+    answer = served.send(floats(sound), response_format="verbose_json", language="en", max_completion_tokens=8).json()
+    assert answer["duration"] == pytest.approx(len(sound) / RATE)
+    segments = answer["segments"]
+    assert answer["text"] == " ".join(segment["text"] for segment in segments)
+    times = [time for segment in segments for time in (segment["start"], segment["end"])]
+    assert times == sorted(times)
+    assert any(segment["start"] > 0.8 for segment in segments)
+    assert all(segment["end"] < 2.4 for segment in segments), "three seconds of silence have no text"
+    japanese = served.send(floats(sound), language="ja", max_completion_tokens=8).json()["text"]
+    assert len(japanese)
+
+
+def test_silence_has_no_text(served: Served) -> None:
+    for fields in ({}, {"language": "en"}):
+        answer = served.send(wav(np.zeros(5 * RATE, np.float32), RATE), **fields)
+        assert answer.json() == {"text": "", "usage": {"type": "duration", "seconds": 5}}
+    assert served.send(wav(np.zeros(RATE, np.float32), RATE), response_format="vtt").text == "WEBVTT\n"
+
+
+def test_other_rates_and_channels(served: Served) -> None:
+    both = np.repeat(noise(40_000)[:, None], 2, axis=1)
+    assert served.send(wav(both, 48_000), language="en", max_completion_tokens=4).status_code == 200
+    assert served.send(wav(noise(6_000), 8_000), language="en", max_completion_tokens=4).status_code == 200
+
+
+def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
+    answer = served.send(
+        floats(noise(14_000)), response_format="verbose_json", language="en", temperature="0", max_completion_tokens=6
+    ).json()
+    assert len({segment["temperature"] for segment in answer["segments"]}) == 1
+    assert all(segment["avg_logprob"] < -1 for segment in answer["segments"]), "the best of several guesses"
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "text"),
+    [
+        ({"response_format": "yaml"}, 400, "response_format: must be one of json, text, srt, verbose_json, vtt"),
+        ({"language": "xx"}, 400, "language: 'xx' is not a language of this model; it has de, en, ja"),
+        ({"temperature": "2"}, 400, "temperature: must be a number from 0.0 to 1.0, got '2'"),
+        ({"temperature": "hot"}, 400, "temperature: must be a number"),
+        ({"stream": "true"}, 400, "stream: transcriptions are answered in one piece; leave it out"),
+        ({"stream_include_usage": "true"}, 400, "Stream options can only be defined when `stream=True`."),
+        ({"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json, got json"),
+        (
+            {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
+            400,
+            "times of words are not supported",
+        ),
+        ({"hotwords": "Quire"}, 400, "hotwords: transcriptions of this server have no such field; leave it out"),
+        ({"model": "other"}, 404, "The model `other` does not exist"),
+    ],
+)
+def test_fields_are_refused_by_name(served: Served, fields: dict[str, str], status: int, text: str) -> None:
+    answer = served.send(floats(noise(8_000)), **fields)
+    assert (answer.status_code, text in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_files_are_refused_in_clear_words(served: Served) -> None:
+    assert "the form must have a sound file" in served.send(None).text
+    text = served.http.post("/v1/audio/transcriptions", files={"file": (None, "clip.wav")})
+    assert "Expected 'file' to be a file-like object, not 'str'." in text.text
+    assert "files must be sent as multipart/form-data" in served.http.post("/v1/audio/transcriptions", json={}).text
+    for file, reason in ((b"no sound", "none of wav, mp3"), (b"", "not empty"), (wav(noise(10), RATE)[:20], "cut off")):
+        answer = served.send(file)
+        assert answer.status_code == 400
+        assert reason in answer.text
+    large = served.send(bytes(26 << 20))
+    assert large.status_code == 413, "the server's limit of bodies is lower"
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # of the client's own types
+def test_openais_client_reads_the_answers(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.base_url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    given: dict[str, Any] = {"model": model, "language": "en", "temperature": 0.0001}
+    file = ("clip.wav", floats(noise(14_000)))
+    assert client.audio.transcriptions.create(file=file, **given).text
+    verbose = client.audio.transcriptions.create(file=file, response_format="verbose_json", **given)
+    assert verbose.segments is not None
+    assert verbose.duration == pytest.approx(0.875)
+    assert isinstance(client.audio.transcriptions.create(file=file, response_format="srt", **given), str)
+    given.pop("language")
+    assert client.audio.translations.create(file=file, **given).text
