@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import httpx
 import hypothesis
@@ -66,9 +67,17 @@ def pytest_collection() -> Generator[None, object, object]:
         atexit.register(gc.unfreeze)  # libraries complain of what is there at the end
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignores files without slow tests in runs of slow tests only: importing all takes each process ten seconds."""
+    if not config.option.markexpr.startswith(sweeps.SLOW_ONLY) or not collection_path.match("test_*.py"):
+        return None
+    return None if sweeps.may_have_slow_tests(collection_path) else True
+
+
 @pytest.hookimpl(tryfirst=True)  # before marks select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sweeps.mark_the_rest(items)
+    sweeps.check_slow_files(items)
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 

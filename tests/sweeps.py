@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,10 @@ FIRST_SLOW_CASES = {
 # Where products are so large that `slow` is every sixth of what is left.
 EVERY_SIXTH = ("tests/services/scheduler/core/test_random_operations.py",)
 
+# How the expressions of runs begin that select nothing but slow tests.
+SLOW_ONLY = "slow and "
+
+ROOT = Path(__file__).parents[1]
 Case = tuple[tuple[str, str], ...]  # (parameter, value) of a test
 
 
@@ -89,6 +94,21 @@ def mark_the_rest(items: Sequence[pytest.Item]) -> None:
             item.add_marker("slow")
         if seen[test] > FIRST_SLOW_CASES.get(test, len(items)):
             item.add_marker("sweep")
+
+
+def may_have_slow_tests(file: Path) -> bool:
+    """Whether a test file names the mark `slow`, or the tables above give it to some of its cases. Runs of slow tests
+    import no other file."""
+    name = str(file.relative_to(ROOT))
+    tables = (*SWEEPS["slow"], *(test.partition("::")[0] for test in FIRST_CASES))
+    return name in tables or "mark.slow" in file.read_text()
+
+
+def check_slow_files(items: Iterable[pytest.Item]) -> None:
+    """Raises if a slow test is in a file that runs of slow tests do not import."""
+    for file in {item.path for item in items if item.get_closest_marker("slow")}:
+        if not may_have_slow_tests(file):
+            raise pytest.UsageError(f"{file.relative_to(ROOT)} has slow tests but does not name mark.slow")
 
 
 def case_of(item: Any) -> Case:

@@ -80,6 +80,7 @@ class ModelFootprint(Protocol):
     kv_bytes_per_token: float
     limits: Any
     dtype: str
+    quantization: str
     kv_dtype: str
 
     def num_blocks(self, gpu_bytes: int, utilization: float) -> int: ...
@@ -138,6 +139,7 @@ class _Sizes:
             "num_parameters": whole.num_parameters,
             "weight_bytes": whole.weight_bytes,
             "dtype": whole.dtype,
+            "quantization": whole.quantization or None,
             "kv_bytes_per_token": whole.kv_bytes_per_token,
             "kv_cache_dtype": whole.kv_dtype,
             "block_size": whole.limits.block_size,
@@ -152,7 +154,7 @@ class _Sizes:
         whole = self.whole
         lines = [
             f"model     {whole.architecture}, {_count(whole.num_parameters)} stored values",
-            f"weights   {whole.weight_bytes / GIB:.2f} GiB ({whole.dtype})",
+            f"weights   {whole.weight_bytes / GIB:.2f} GiB ({_types(whole)})",
             f"KV cache  {whole.kv_bytes_per_token / 1024:.1f} KiB a token ({whole.kv_dtype}), "
             f"blocks of {whole.limits.block_size}",
             f"step      about {whole.activation_bytes / GIB:.1f} GiB for activations, logits and the device itself",
@@ -185,6 +187,11 @@ def _module() -> Any:
     except ModuleNotFoundError as missing:
         text = f"quire size needs the worker, and {missing.name} is not installed; run pip install 'quire[worker]'"
         raise FailedPrecondition(text) from None
+
+
+def _types(found: ModelFootprint) -> str:
+    """Returns the types of the weights: of linear layers, and of the rest where that is another."""
+    return f"{found.quantization}; what stays unquantized: {found.dtype}" if found.quantization else found.dtype
 
 
 def _positive(text: str) -> float:

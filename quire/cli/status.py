@@ -47,6 +47,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
     has_blocks, blocks = service.HasField("blocks"), service.blocks
     return {
         "role": _word(pb.Role.Name(service.role)),
+        "worker_role": service.worker_role or None,
         "id": service.id,
         "pid": service.pid,
         "address": service.address,
@@ -81,7 +82,7 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
     blocks, work = service.blocks, service.work
     hits = f"{100 * work.cached_tokens / work.prompt_tokens:.0f} %" if work.prompt_tokens else "-"
     return (
-        _word(pb.Role.Name(service.role)),
+        _role(service),
         service.id,
         str(service.pid or "-"),
         service.address,
@@ -93,6 +94,12 @@ def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
         hits,
         f"{work.tokens_per_s:,.0f}" if service.HasField("work") else "-",
     )
+
+
+def _role(service: pb.ServiceStatus) -> str:
+    """Returns the kind of a service, and the role of a worker that has one."""
+    kind = _word(pb.Role.Name(service.role))
+    return f"{kind} ({service.worker_role})" if service.worker_role else kind
 
 
 def _loaded(service: pb.ServiceStatus) -> str:

@@ -37,6 +37,7 @@ class ClusterOptions:
     workers: int = 1
     prefill_workers: int = 0  # additional workers with that role
     decode_workers: int = 0
+    encode_workers: int = 0
     frontends: int = 1
     schedulers: int = 1
     host: str = LOOPBACK
@@ -174,7 +175,14 @@ def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -
 def _check_counts(options: ClusterOptions) -> None:
     """Raises InvalidArgument for too few services, and for options that do not apply if the command joins another
     cluster."""
-    leasts = {"workers": 0, "prefill_workers": 0, "decode_workers": 0, "frontends": 1, "schedulers": 1}
+    leasts = {
+        "workers": 0,
+        "prefill_workers": 0,
+        "decode_workers": 0,
+        "encode_workers": 0,
+        "frontends": 1,
+        "schedulers": 1,
+    }
     for name, least in leasts.items():
         if getattr(options, name) < least:
             raise InvalidArgument(f"{name}: must be at least {least}, got {getattr(options, name)}", field=name)
@@ -194,7 +202,7 @@ def _check_counts(options: ClusterOptions) -> None:
 
 
 def _num_workers(options: ClusterOptions) -> int:
-    return options.workers + options.prefill_workers + options.decode_workers
+    return options.workers + options.prefill_workers + options.decode_workers + options.encode_workers
 
 
 def _held_schedulers(options: ClusterOptions, endpoints: Endpoints) -> list[str]:
@@ -280,7 +288,13 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
 
 def _role(options: ClusterOptions, index: int) -> str:
     """Returns a worker's role: workers without a special role come first; those added later have none."""
-    roles = ["both"] * options.workers + ["prefill"] * options.prefill_workers + ["decode"] * options.decode_workers
+    numbers = {
+        "both": options.workers,
+        "prefill": options.prefill_workers,
+        "decode": options.decode_workers,
+        "encode": options.encode_workers,
+    }
+    roles = [role for role, number in numbers.items() for _ in range(number)]
     return roles[index] if index < len(roles) else "both"
 
 

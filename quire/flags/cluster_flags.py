@@ -67,6 +67,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode-workers", type=human_int, default=0, help="workers that decode the prompts of prefill workers"
     )
+    parser.add_argument(
+        "--encode-workers",
+        type=human_int,
+        default=0,
+        help="workers that encode pictures for the others, without language weights and KV cache",
+    )
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
     _add_addresses(parser)
@@ -173,6 +179,7 @@ def options(arguments: argparse.Namespace) -> ClusterOptions:
         workers=num_workers(values),
         prefill_workers=values["prefill_workers"],
         decode_workers=values["decode_workers"],
+        encode_workers=values["encode_workers"],
         frontends=values["frontends"],
         schedulers=values["schedulers"],
         host=values["host"],

@@ -102,14 +102,14 @@ GROUPS: Mapping[str, FlagGroup] = {
         {
             "config": "YAML file with settings",
             "id": "stable name of this process",
-            "role": "prefill, decode or both",
+            "role": "prefill, decode, encode or both",
             "scheduler": "HOST:PORT of the scheduler, or several",
             "workers": "workers, each a replica of the model",
             "frontends": "frontend processes, on the same ports",
             "join": "start workers only, for a running cluster",
             "redis": "prefix index that schedulers share",
         },
-        "schedulers prefill-workers decode-workers scheduler-host scheduler-port cluster-secret-file "
+        "schedulers prefill-workers decode-workers encode-workers scheduler-host scheduler-port cluster-secret-file "
         "redis-password-file redis-namespace heartbeat-interval-ms drain-timeout-s worker-start-s health-awaits-worker",
     ),
     "network": _group(

@@ -16,6 +16,7 @@ from quire.services.frontend.composition.loop_delay import watch_loop_delay
 from quire.services.frontend.composition.media_port import MediaPort
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.composition.shared_state import SharedState
+from quire.services.frontend.composition.timing import DEFAULT_TIMING, FrontendTiming
 from quire.services.frontend.offline.service import OfflineService
 from quire.shared import logs, ports
 from quire.shared.metrics.base import MetricsDocument, MetricsPage
@@ -58,13 +59,13 @@ def _check_ports(settings: FrontendSettings) -> None:
 class Frontend:
     """Composition root of one frontend process: owns its servers, the core and the background tasks."""
 
-    def __init__(self, settings: FrontendSettings, shutdown: Shutdown) -> None:
+    def __init__(self, settings: FrontendSettings, shutdown: Shutdown, timing: FrontendTiming = DEFAULT_TIMING) -> None:
         self._settings = settings
         self._shutdown = shutdown
         self._tasks = Tasks()
         self.model = ServedModel(settings)
         self.metrics = FrontendMetrics(self.model.identity.name, self.model.context)
-        self.redis = SharedState(settings, self.metrics)
+        self.redis = SharedState(settings, self.metrics, timing)
         self.ingress = Ingress(settings, self.metrics, self.redis.access, self._prompt_limit)
         self._grpc = GrpcPort(settings, self.ingress)
         self.media = MediaPort(settings, None if self.model.media is None else self.model.media.store)
@@ -75,16 +76,28 @@ class Frontend:
             self.redis,
             address=self._grpc.address,
             media_address=self.media.address,
+            timing=timing,
         )
         self._health = FrontendHealth(
-            self.core.client, shutdown, self._grpc.server, awaits_worker=settings.health_awaits_worker
+            self.core.client, shutdown, self._grpc.server, timing, awaits_worker=settings.health_awaits_worker
         )
         parts = (self.model, self.ingress, self.core)
         self._offline = OfflineService(
-            settings, self.ingress.access, self.ingress.bodies, self.metrics.batches, lambda: shutdown.requested
+            settings,
+            self.ingress.access,
+            self.ingress.bodies,
+            self.metrics.batches,
+            lambda: shutdown.requested,
+            poll_s=timing.batch_poll_s,
         )
         services = GrpcServices(
-            settings, self._grpc, *parts, health=self._health, offline=self._offline.work, shutdown=shutdown
+            settings,
+            self._grpc,
+            *parts,
+            health=self._health,
+            offline=self._offline.work,
+            shutdown=shutdown,
+            stalled_upload_s=timing.stalled_upload_s,
         )
         self.admin = services.admin
         self.http = HttpPort(settings, *parts, services=services, health=self._health, offline=self._offline)

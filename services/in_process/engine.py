@@ -140,6 +140,7 @@ class InProcessEngine:
                 formats=self._formats,
                 metrics=self.metrics,
                 pace=self._pace,
+                media=media.clock.times,
             )
             await generation.begin([{}] * len(prepared))
             self._open[request.request_id] = ActiveRequest(generation, opened.pop_all())
@@ -217,7 +218,7 @@ class InProcessEngine:
 
     @property
     def weight_version(self) -> str:
-        return self._engine_core.replica.orders.version
+        return self._engine_core.weight_version
 
     def update_weights(self, source: Path | Iterable[tuple[str, Any]], version: str) -> None:
         """Updates the weights between two steps. Raises QuireError; then nothing has changed."""
@@ -268,7 +269,7 @@ class InProcessSchedulerClient:
     def step(self) -> None:
         """Computes a step and delivers its output to the samples' sinks; cancels samples that a stop string ended,
         and ends those with an error whose output cannot be delivered."""
-        batches = OwnerBatches(self._engine_core.replica.orders.version)
+        batches = OwnerBatches(self._engine_core.weight_version)
         batches.add(self._engine_core.step())
         for response in batches.by_owner.get(OWNER, ()):
             delivery = token_batch.deliver(response.tokens, self._live, self._loop.time())

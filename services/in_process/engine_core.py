@@ -56,6 +56,7 @@ class EngineCore:
         with torch.inference_mode():
             self.replica = build_replica(worker, self._grammars)
         self.replica.end_epoch()
+        self.weight_version = self.replica.orders.version
         self.core = Core(_limits(self.replica, scheduler))
         self.adapters = None
         if isinstance(self.replica.adapters, AdapterManager):
@@ -102,8 +103,9 @@ class EngineCore:
 
     def _encode_media(self) -> None:
         """Executes the core's orders to encode media items and to release their rows."""
-        while orders := self.core.encoder_outputs.take_orders():
-            for order in orders:
+        outputs = self.core.encoder_outputs
+        while outputs.orders:
+            for order in outputs.take_orders():
                 if order.item is None:
                     self.replica.media.release(order.identifier)
                 else:
@@ -125,12 +127,14 @@ class EngineCore:
         nothing has changed."""
         with torch.inference_mode():
             self.replica.update_weights(new)
+        self.weight_version = self.replica.orders.version
         self.core.reset_prefix_cache(preempt_running=True)
 
     def _order_grammars(self) -> None:
         """Executes the core's grammar orders, compiling on the library's own threads, and applies the compilations
         that have ended; does not wait."""
-        for order in self.core.grammars.take_orders():
+        grammars = self.core.grammars
+        for order in grammars.take_orders() if grammars.orders else ():
             if order.sequence is None:
                 self._grammars.release(order.grammar_id)
                 continue

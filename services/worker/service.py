@@ -15,9 +15,11 @@ from quire.services.worker.attach.administration import WorkerAdministration
 from quire.services.worker.attach.session import AttachmentLoop
 from quire.services.worker.attach.status import WorkerStatus
 from quire.services.worker.building.build import build_replica, open_grammars
+from quire.services.worker.building.build_encode_worker import ENCODE
 from quire.services.worker.building.rank_processes.start import start_ranks
 from quire.services.worker.device.peaks import peak_of
 from quire.services.worker.engine.engine import Engine
+from quire.services.worker.engine.row_port import RowPort
 from quire.services.worker.kv_transfer.fetcher import Fetcher
 from quire.services.worker.kv_transfer.grpc_transport import SERVICE_NAME as KV_TRANSFER
 from quire.services.worker.kv_transfer.grpc_transport import GrpcTransport
@@ -27,6 +29,10 @@ from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.lora.open_adapters import adapter_reader, damaged_adapter_names
 from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.media.grpc_pixels import GrpcPixels
+from quire.services.worker.media.grpc_rows import SERVICE_NAME as MEDIA_ROWS
+from quire.services.worker.media.grpc_rows import GrpcRows
+from quire.services.worker.media.pixels import NO_ROWS
+from quire.services.worker.media.rows_service import RowsService
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
@@ -42,7 +48,7 @@ from quire.shared.kv import kv_wire
 from quire.shared.metrics import base
 from quire.shared.metrics.worker import EncoderCacheCollector, ExpertLoadCollector, StatusCollector, WorkerMetrics
 from quire.shared.pb.admin.v1 import admin_pb2
-from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
+from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc, media_rows_pb2_grpc
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle, numpy_buffers
 from quire.shared.process.liveness import Liveness
@@ -71,7 +77,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings.cluster_secret()  # an unusable secret file is reported before the model is loaded
     registry = CollectorRegistry()
-    server = Server(settings.host, settings.grpc_port, (KV_TRANSFER,), tls=settings.tls)
+    server = Server(settings.host, settings.grpc_port, (KV_TRANSFER, MEDIA_ROWS), tls=settings.tls)
     base.add_process_collectors(registry)
     page = base.MetricsPage(
         settings.host, settings.metrics_port, base.of(registry), settings.tls, share=settings.share_ports
@@ -116,7 +122,9 @@ class Worker:
         door = HandshakeAcceptor(settings.cluster_secret(), settings.title)
         door.address = self._address
         self._pages = PageService(door, self._metrics)
+        self._rows = RowsService(door)
         kv_transfer_pb2_grpc.add_KVTransferServiceServicer_to_server(self._pages, server.methods)
+        media_rows_pb2_grpc.add_MediaRowsServiceServicer_to_server(self._rows, server.methods)
         self._progress = Progress()
         self.status = WorkerStatus(settings.name, self._address, shutdown, self._progress)
         registry.register(StatusCollector(self.status.read))
@@ -128,7 +136,8 @@ class Worker:
         Raises QuireError when this worker cannot start or continue; a failed rank ends the process at once."""
         settings = self._settings
         grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
-        grammars.open_backend_early()
+        if settings.role != ENCODE:
+            grammars.open_backend_early()
         ranks = start_ranks(settings)
         placement = ranks.placements[0] if ranks else SINGLE_RANK
         engine = Engine(
@@ -171,8 +180,7 @@ class Worker:
         self._metrics.adapters_left_out.inc(len(damaged_adapter_names(settings, replica.adapters)))
         self._metrics.set_peak(peak_of(replica.device_name, settings.num_ranks))
         self._serve_kv_pages(engine, replica)
-        if replica.media.capacity:
-            engine.use_media(GrpcPixels(Dialler.of(settings)), most_items=int(settings.batch_invariant))
+        self._exchange_media(engine, replica)
         numpy_buffers.preallocate()
         lifecycle.freeze_startup_objects()
         hello = _hello(settings, replica, self._address, weights_digest)
@@ -197,6 +205,16 @@ class Worker:
         transport = GrpcTransport(Dialler.of(self._settings), piece_bytes, pinned=pages.wants_pinned, peers=pages.peers)
         self._pages.serve(port, num_blocks)
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
+
+    def _exchange_media(self, engine: Engine, replica: Replica) -> None:
+        """Starts fetching media, and exchanging their rows with other workers, if the model has an encoder."""
+        if not replica.media.capacity:
+            return
+        dialler, layout = Dialler.of(self._settings), replica.media.layout
+        rows = GrpcRows(dialler, layout) if layout else NO_ROWS
+        engine.use_media(GrpcPixels(dialler), most_items=int(self._settings.batch_invariant), rows=rows)
+        if layout:
+            self._rows.serve(RowPort(engine, layout))
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None:
         """Session callback: stores the welcome's epoch, sets gRPC health to serving and announces the worker on its
@@ -290,4 +308,5 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
         message.encoder.capacity = replica.media.capacity
         message.encoder.modalities.extend(replica.media.modalities)
         message.encoder.whole_items = replica.media.whole_items
+        message.encoder.layout = replica.media.layout
     return message

@@ -76,15 +76,13 @@ def read_audio_processor(folder: Path) -> AudioProcessor | None:
     or ENCODER_DECODERS, or if the folder has no file that says how sound is processed. Raises InvalidArgument if its
     files do not fit together."""
     path = folder / "config.json"
-    if not path.is_file():
+    if not path.is_file() or not any((folder / name).is_file() for name in FILES):
         return None
     config = json.loads(path.read_text())
-    make = ENCODER_DECODERS.get(config.get("model_type", ""))
-    if make is not None:
-        return make(folder, config)
-    if not any((folder / name).is_file() for name in FILES):
-        return None
-    make = AUDIO_PROCESSORS.get(config.get("model_type", ""))
+    kind = config.get("model_type", "")
+    if kind in ENCODER_DECODERS:
+        return ENCODER_DECODERS[kind](folder, config)
+    make = AUDIO_PROCESSORS.get(kind)
     return make(folder, config) if make is not None and config.get("audio_config") else None
 
 

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from quire.shared.metrics.base import STEP_BUCKETS, TTFT_BUCKETS
 from quire.shared.metrics.histogram import Histogram, Series
 
-PARTS = ("tokenize", "hop", "queue", "prefill", "decode", "write")
+PARTS = ("tokenize", "fetch", "preprocess", "hop", "queue", "encode", "prefill", "decode", "write")
 OUTCOMES = ("answered", "limited", "failed", "left")
 KINDS = ("prompt", "cached", "output")
 MAX_TENANTS = 100  # with their own series: without API keys clients choose their tenant freely

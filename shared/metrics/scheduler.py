@@ -22,6 +22,7 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 LOSS_REASONS = ("closed", "silent", "step_deadline", "superseded")
 SLEEP_LEVELS = 2
+ENCODE_OUTCOMES = ("done", "encoding_failed", "fetch_failed", "worker_lost")
 REFUSAL_REASONS = ("max_waiting", "draining", "malformed")
 
 
@@ -32,6 +33,7 @@ class SchedulerMetrics:
         self.registry = registry
         self._define_steps(registry)
         self._define_transfers(registry)
+        self._define_encoding(registry)
         self._define_workers(registry)
         self.operations = OperationMetrics(registry)
         for reason in LOSS_REASONS:  # increase() misses the first event of a series that does not exist before
@@ -113,6 +115,18 @@ class SchedulerMetrics:
             registry=registry,
         )
 
+    def _define_encoding(self, registry: CollectorRegistry) -> None:
+        """Defines the metrics of media items that encode workers prepare."""
+        self.encode_jobs = Counter(
+            "quire_scheduler_encode_jobs",
+            "Media items given to encode workers: their rows have arrived (done), they could not be encoded there "
+            "(encoding_failed) or fetched (fetch_failed), or the encode worker was gone (worker_lost)",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in ENCODE_OUTCOMES:
+            self.encode_jobs.labels(outcome)
+
     def _define_workers(self, registry: CollectorRegistry) -> None:
         """Defines the metrics of lost workers, moved sequences and refused submissions."""
         self.cancel_to_free = Histogram(
@@ -190,6 +204,7 @@ class ClusterCollector(Collector):
             "quire_scheduler_blocks_unowned", "KV blocks used that no live sequence owns", cluster.unowned_blocks
         )
         yield GaugeMetricFamily("quire_scheduler_paused", "1 while generation is paused, else 0", int(cluster.paused))
+        yield from _encoding(cluster)
         yield _sleep_states(rows)
         outdated = "1 while a worker's weights or sleep state differ from those of its cluster, else 0"
         yield _gauge("quire_scheduler_outdated", outdated, rows, lambda w: w.state == pb.STATE_OUTDATED)
@@ -229,10 +244,26 @@ class ClusterGauges:
     num_kv_groups: int = 1  # each needs a block for the same tokens
     max_model_len: int = 0
     paused: bool = False  # whether generation is paused
+    encode_workers: int = 0
+    encoding_items: int = 0  # media items that wait for an encode worker
+    fetching_items: int = 0  # media items whose rows are fetched from one
 
 
 Row = tuple[tuple[str, str], pb.ServiceStatus]
 Read = Callable[[pb.ServiceStatus], float]
+
+
+def _encoding(cluster: ClusterGauges) -> Iterable[Metric]:
+    """Yields gauges of the encode workers and their jobs."""
+    yield GaugeMetricFamily("quire_scheduler_encode_workers", "Encode workers attached", cluster.encode_workers)
+    pending = GaugeMetricFamily(
+        "quire_scheduler_encode_jobs_pending",
+        "Media items that other workers wait for: at an encode worker (encoding), or on their way (fetching)",
+        labels=["stage"],
+    )
+    pending.add_metric(["encoding"], cluster.encoding_items)
+    pending.add_metric(["fetching"], cluster.fetching_items)
+    yield pending
 
 
 def _sleep_states(rows: list[Row]) -> Metric:

@@ -20,7 +20,7 @@ MOVED = ("weights", "kv_read", "kv_written")
 UTILISATION_OVER_S = 0.25  # busy time after which the gauges are updated
 DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
-MEDIA_OUTCOMES = ("encoded", "failed")
+MEDIA_OUTCOMES = ("encoded", "received", "failed")
 
 
 class StepTimings(Protocol):
@@ -201,13 +201,13 @@ class WorkerMetrics:
         """Adds the metrics of media items to the registry, with every outcome at 0."""
         self.media_items = Counter(
             "quire_worker_media_items",
-            "Media items ordered by the scheduler, by outcome",
+            "Media items ordered by the scheduler, by outcome: encoded, received from an encode worker, or failed",
             ["outcome"],
             registry=registry,
         )
         self.media_stages = Histogram(
             "quire_worker_media_seconds",
-            "Preparing a media item: fetching its pixels, and encoding them, with the wait for the device",
+            "Preparing a media item: fetching its pixels or rows, and encoding pixels, with the wait for the device",
             ["stage"],
             buckets=STEP_BUCKETS,
             registry=registry,
@@ -254,9 +254,11 @@ class WorkerMetrics:
         if prepared.compile_us:
             self.grammar_compile.observe(prepared.compile_us * MICROSECOND)
 
-    def media_prepared(self, fetch_us: int, encode_us: int, *, failed: bool) -> None:
-        """Counts a media item as prepared or failed and observes the time of its stages."""
-        self.media_items.labels("failed" if failed else "encoded").inc()
+    def media_prepared(self, fetch_us: int, encode_us: int, *, outcome: str) -> None:
+        """Counts a media item by its outcome and observes the time of its stages. The rows that another worker has
+        computed take no stage of encoding."""
+        self.media_items.labels(outcome).inc()
+        encode_us = 0 if outcome == "received" else encode_us
         for stage, took_us in (("fetch", fetch_us), ("encode", encode_us)):
             if took_us:
                 self.media_stages.labels(stage).observe(took_us * MICROSECOND)

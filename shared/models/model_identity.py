@@ -13,6 +13,10 @@ from quire.shared.models.text_part import text_part
 from quire.shared.pb.common.v1 import model_pb2 as pb
 
 MAX_CONFIG_BYTES = 16 << 20  # the largest published ones, with class names, have some hundred thousand
+MISSING = (
+    "does not exist; give the path of a folder in Hugging Face's format or of a .gguf file, or leave it out for the "
+    "bundled model"
+)
 MOST_VOCABULARY = 1 << 24
 
 
@@ -22,7 +26,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(_text(path))
     except FileNotFoundError:
-        reason = "is not a Hugging Face folder: no config.json" if folder.exists() else "does not exist"
+        reason = "is not a Hugging Face folder: no config.json" if folder.exists() else MISSING
         raise InvalidArgument(f"model {str(folder)!r} {reason}", field="model") from None
     except OSError as error:
         raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None

@@ -44,14 +44,16 @@ class _Watched:
 class Liveness:
     """Liveness of one process by the progress of its parts, independent of its peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_s: float = LOOK_S) -> None:
+        """Starts without parts. `check_s`: interval of the checks."""
+        self._check_s = check_s
         self._watched: list[_Watched] = []
         self._dead: list[str] = []
 
     def watch(self, progress: Progress, patience_s: float) -> None:
         """Adds parts to watch: `progress` is called at every check; its keys name the parts in logs. A part is dead
         after `patience_s` without progress."""
-        self._watched.append(_Watched(progress, max(1, round(patience_s / LOOK_S))))
+        self._watched.append(_Watched(progress, max(1, round(patience_s / self._check_s))))
 
     @property
     def is_alive(self) -> bool:
@@ -61,7 +63,7 @@ class Liveness:
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         """Checks for ever; `tell` is called with the result after each check."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._check_s)
             self.look()
             await tell(self.is_alive)
 

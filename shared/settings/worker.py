@@ -21,11 +21,14 @@ class WorkerSettings(Settings):
     revision: str = Field("", description="branch, tag or commit of a model on a hub")
     served_model_name: str = Field("", description="name that requests use; default: the folder's name")
     scheduler: str = Field("127.0.0.1:50052", description="HOST:PORT of the scheduler to attach to, or several")
-    role: Literal["both", "prefill", "decode"] = Field(
+    role: Literal["both", "prefill", "decode", "encode"] = Field(
         "both",
-        description="prefill: computes long prompts and hands their KV over; decode: continues these sequences",
+        description="prefill: computes long prompts and hands their KV over; decode: continues these sequences; "
+        "encode: encodes pictures for the other workers, without language weights and KV cache",
     )
-    grpc_port: int = Field(0, ge=0, le=65535, description="port for health checks and KV transfer; 0: any free one")
+    grpc_port: int = Field(
+        0, ge=0, le=65535, description="port for health checks and transfer of KV and rows of media; 0: any free one"
+    )
     metrics_port: int = Field(0, ge=0, le=65535, description="port of /metrics; 0: any free one")
     share_ports: bool = Field(
         False, description="share the metrics port with the launcher, which reserves it (SO_REUSEPORT)"

@@ -320,6 +320,16 @@ def test_what_the_autoscaler_asks_has_a_name_in_every_namespace() -> None:
             assert "." in host, f"KEDA asks from its own namespace, where {host} is not known"
 
 
+@pytest.mark.parametrize("folder", ["overlays/gpu", "overlays/gpu-to-zero", "overlays/gpu-roles"])
+def test_the_autoscaler_counts_one_namespace(folder: str) -> None:
+    (namespace,) = (resource["metadata"]["name"] for resource in of_kind(folder, "Namespace"))
+    for scaled in of_kind(folder, "ScaledObject"):
+        for trigger in scaled["spec"]["triggers"]:
+            query = trigger["metadata"]["query"]
+            named = query.count(f'namespace="{namespace}"')
+            assert named == len(re.findall(r"(?:vllm:|quire_)\w+", query)), query
+
+
 def test_the_operator_gets_the_rules_of_prometheus() -> None:
     (rules,) = of_kind("overlays/gpu", "PrometheusRule")
     assert rules["spec"] == yaml.safe_load((PROMETHEUS / "rules.yml").read_text())

@@ -16,7 +16,7 @@ from tests.metrics.catalogue import families
 
 DASHBOARDS = [json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))]
 # Made by Prometheus: of a target, and of its own.
-OF_TARGETS = {"instance", "job", "le"}
+OF_TARGETS = {"instance", "job", "le", "namespace"}
 OF_PROMETHEUS = {"up": set[str](), "ALERTS": {"alertname", "alertstate"}}
 
 

@@ -101,20 +101,21 @@ class RedisKeys:
     entries are skipped. While Redis is unavailable the last keys stay; before the first successful read no call is
     accepted."""
 
-    def __init__(self, redis: Any, namespace: str, on_error: Callable[[], None]) -> None:
+    def __init__(self, redis: Any, namespace: str, on_error: Callable[[], None], reload_s: float = RELOAD_S) -> None:
         self._redis = redis
         self._name = f"{namespace}:api_keys"
         self._on_error = on_error
+        self._reload_s = reload_s
         self._keys: Keys = {}
 
     def keys(self) -> Keys:
         return self._keys
 
     async def run(self) -> None:
-        """Reloads the keys every RELOAD_S until cancelled."""
+        """Reloads the keys in intervals until cancelled."""
         while True:
             await self.read()
-            await cancellable_sleep(RELOAD_S)
+            await cancellable_sleep(self._reload_s)
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -50,7 +50,8 @@ def _count_tokens(tenant: TenantMetrics, generation: MeasuredGeneration) -> None
 
 
 def _observe_times(metrics: CallMetrics, generation: MeasuredGeneration, started_s: float) -> None:
-    """Observes the spans of the first sample, as in traces; queue time and hop time split the trace's schedule span."""
+    """Observes the spans of the first sample, as in traces; queue time and hop time split the trace's schedule span,
+    and that of encoding."""
     budget = generation.latency
     if budget.queue_s is not None and budget.hop_s is not None:
         metrics.parts["queue"].observe(budget.queue_s)

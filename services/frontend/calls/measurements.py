@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from quire.services.frontend.media.stage_clock import MediaTimes
+
 
 class Usage(NamedTuple):
     """Token counts of a request or a sample, of what was delivered to the reader so far."""
@@ -30,6 +32,8 @@ class LatencyBreakdown(NamedTuple):
     started_s: float | None  # the scheduler reported that a worker runs it
     first_token_s: float | None
     last_token_s: float | None
+    media: MediaTimes | None = None  # part of the time until submitted_s; None: no media
+    encode_s: float = 0.0  # part of queue_s in which a worker encoded the media
 
     @property
     def hop_s(self) -> float | None:
@@ -40,10 +44,11 @@ class LatencyBreakdown(NamedTuple):
 
     def spans(self, arrival_s: float, now: float) -> list[tuple[str, float, float]]:
         """Returns consecutive (name, begin, end) spans: tokenize (including checks and waiting for a turn), schedule
-        (transfer and queue), prefill, decode, write (until `now`)."""
+        (transfer and queue), prefill, decode, write (until `now`); with media also fetch and preprocess, placed after
+        tokenize, and encode, placed after schedule."""
         ends = (
-            ("tokenize", self.submitted_s),
-            ("schedule", self.started_s),
+            *self._preparation_ends(),
+            *self._schedule_ends(),
             ("prefill", self.first_token_s),
             ("decode", self.last_token_s),
             ("write", None if self.last_token_s is None else now),
@@ -58,6 +63,21 @@ class LatencyBreakdown(NamedTuple):
             )  # the start may be recorded after the first token of the same message
             spans.append((name, begun_s, begin_s))
         return spans
+
+    def _preparation_ends(self) -> list[tuple[str, float | None]]:
+        """Returns the names and ends of the spans until the submission."""
+        submitted_s, media = self.submitted_s, self.media
+        if submitted_s is None or media is None:
+            return [("tokenize", submitted_s)]
+        processed_s = submitted_s - media.preprocess_s
+        return [("tokenize", processed_s - media.fetch_s), ("fetch", processed_s), ("preprocess", submitted_s)]
+
+    def _schedule_ends(self) -> list[tuple[str, float | None]]:
+        """Returns the names and ends of the spans from the submission to the start."""
+        started_s = self.started_s
+        if started_s is None or self.media is None:
+            return [("schedule", started_s)]
+        return [("schedule", started_s - self.encode_s), ("encode", started_s)]
 
 
 class MeasuredGeneration(Protocol):

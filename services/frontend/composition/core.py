@@ -8,6 +8,7 @@ from quire.services.frontend.bounds.prompt_limit import PromptLimit
 from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.composition.shared_state import SharedState
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
@@ -33,6 +34,7 @@ class FrontendCore:
         *,
         address: str,
         media_address: str,
+        timing: FrontendTiming,
     ) -> None:
         """Builds the parts. `address`: where other services reach this frontend's gRPC port; `media_address`: its
         MediaService, empty if there is none."""
@@ -52,6 +54,7 @@ class FrontendCore:
             retry_after_ms=settings.retry_after_ms,
             metrics=ingress.metrics,
             dialler=dialler,
+            timing=timing.connections,
         )
         self.admins = SchedulerAdmins(self.client.connections, dialler)
         self.catalogue = Catalogue(

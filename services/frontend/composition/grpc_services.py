@@ -37,6 +37,7 @@ class GrpcServices:
         health: FrontendHealth,
         offline: OfflineOperations,
         shutdown: Shutdown,
+        stalled_upload_s: float,
     ) -> None:
         """Builds the services, registers those for clients on `port`, and prepares the operators' port."""
         server = port.server.methods
@@ -45,7 +46,7 @@ class GrpcServices:
         self.admin = AdminPort(settings, self.operators, port.server.port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, server)
         parts = (offline, ingress.metrics, ingress.calls)
-        batch_pb2_grpc.add_FileServiceServicer_to_server(FileService(*parts), server)
+        batch_pb2_grpc.add_FileServiceServicer_to_server(FileService(*parts, stalled_upload_s), server)
         batch_pb2_grpc.add_BatchServiceServicer_to_server(BatchService(*parts), server)
         tensors = _open_inference(model, ingress, core, health)
         open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(tensors, server)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.services.frontend.scheduler_client.client import SchedulerClient
 from quire.shared.process.lifecycle import Shutdown
 from quire.shared.process.liveness import Liveness
 from quire.shared.rpc.server import Server
-
-ATTEMPT_TIMEOUT_S = 60.0  # per connection attempt, which takes at most 10 s
 
 
 class FrontendHealth:
     """Decides whether the process is alive and whether it serves, and updates the gRPC health service accordingly."""
 
     def __init__(
-        self, client: SchedulerClient, shutdown: Shutdown, server: Server, *, awaits_worker: bool = False
+        self,
+        client: SchedulerClient,
+        shutdown: Shutdown,
+        server: Server,
+        timing: FrontendTiming,
+        *,
+        awaits_worker: bool = False,
     ) -> None:
         """Starts unhealthy. `awaits_worker`: not ready before the first worker, which reports its adapters."""
         self._client = client
         self._awaits_worker = awaits_worker
         self._shutdown = shutdown
         self._server = server
-        self._liveness = Liveness()
+        self._timing = timing
+        self._liveness = Liveness(timing.liveness_check_s)
 
     def is_alive(self) -> bool:
         return self._liveness.is_alive
@@ -35,7 +41,7 @@ class FrontendHealth:
 
     def watch_reconnects(self) -> None:
         """Makes liveness depend on progress of the connection attempts."""
-        self._liveness.watch(self._client.connections.reconnect_attempts, ATTEMPT_TIMEOUT_S)
+        self._liveness.watch(self._client.connections.reconnect_attempts, self._timing.connection_attempt_s)
 
     async def watch(self) -> None:
         """Runs the liveness check; never returns."""

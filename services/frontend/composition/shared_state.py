@@ -11,11 +11,12 @@ from quire.services.frontend.access.access import Access
 from quire.services.frontend.access.shared_usage import SharedUsage
 from quire.services.frontend.access.sources import KeyFile, KeySource, RedisKeys, SingleKey
 from quire.services.frontend.calls.calls import Calls
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.services.frontend.directory.directory import Directory
 from quire.services.frontend.directory.prefix_lookup import NullPrefixLocator, PrefixLocator, PrefixLookup
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.scheduler_client.client import SchedulerClient
-from quire.services.frontend.streams.policy import StreamPolicy
+from quire.services.frontend.streams.policy import RUNNING_PART, StreamPolicy
 from quire.services.frontend.streams.redis_store import RedisStore
 from quire.services.frontend.streams.store import NullStreamStore
 from quire.services.frontend.streams.streams import Streams
@@ -30,8 +31,9 @@ class SharedState:
     """Connects to the shared state. Without Redis, only keys from the settings or a file exist, and streams are
     local."""
 
-    def __init__(self, settings: FrontendSettings, metrics: FrontendMetrics) -> None:
+    def __init__(self, settings: FrontendSettings, metrics: FrontendMetrics, timing: FrontendTiming) -> None:
         self._settings = settings
+        self._timing = timing
         self._metrics = metrics
         self._keys: RedisKeys | None = None
         self.access = Access(self._sources(), metrics, time.monotonic)
@@ -49,7 +51,7 @@ class SharedState:
         if settings.api_key:
             sources.append(SingleKey(settings.api_key))
         if settings.api_keys == "redis":
-            self._keys = RedisKeys(self._connect(), settings.redis_namespace, on_error)
+            self._keys = RedisKeys(self._connect(), settings.redis_namespace, on_error, self._timing.key_reload_s)
             sources.append(self._keys)
         elif settings.api_keys:
             sources.append(KeyFile(settings.api_keys, on_error))
@@ -71,8 +73,11 @@ class SharedState:
             sessions=lambda: client.usable_sessions,
             on_schedulers=client.connections.update,
             metrics=self._metrics,
+            interval_s=self._timing.registry_poll_s,
         )
-        self._locator = PrefixLookup(self.directory, lambda: client.usable_sessions, self._metrics)
+        self._locator = PrefixLookup(
+            self.directory, lambda: client.usable_sessions, self._metrics, timing=self._timing.prefix_lookup
+        )
         return self._locator
 
     def streams(self, generator: Generator, calls: Calls) -> Streams:
@@ -80,7 +85,8 @@ class SharedState:
         settings = self._settings
         is_shared = settings.redis != "none"
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else NullStreamStore()
-        policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits)
+        max_running = max(1, settings.max_inflight_requests // RUNNING_PART)
+        policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits, max_running)
         return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams)
 
     def tasks(self) -> list[Awaitable[None]]:

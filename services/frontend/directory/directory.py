@@ -48,6 +48,7 @@ class Directory:
         sessions: Callable[[], Seq[Candidate]],
         on_schedulers: Callable[[Seq[SchedulerEntry]], None],
         metrics: FrontendMetrics,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         """Starts empty. `sessions`: sessions whose block sizes are of interest; `on_schedulers`: called with all
         registered schedulers after each read."""
@@ -61,6 +62,7 @@ class Directory:
         self._caches: dict[int, PublishedCaches] = {}
         self._is_up: bool | None = None  # not known yet
         self._metrics = metrics
+        self._interval_s = interval_s
 
     @property
     def is_up(self) -> bool:
@@ -72,7 +74,7 @@ class Directory:
         return self._caches.get(block_size)
 
     async def run(self) -> None:
-        """Polls the registry every INTERVAL_S until cancelled; after any failure the last known state stays."""
+        """Polls the registry in intervals until cancelled; after any failure the last known state stays."""
         while True:
             try:
                 await self._read()
@@ -80,7 +82,7 @@ class Directory:
                 self._set_is_up(False, str(error) or repr(error))
             else:
                 self._set_is_up(True)
-            await cancellable_sleep(INTERVAL_S)
+            await cancellable_sleep(self._interval_s)
 
     async def _read(self) -> None:
         """Reports the registered schedulers, adds a reader for each new block size of the sessions, and refreshes the

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from quire.services.frontend.directory.directory import Directory
@@ -19,11 +20,20 @@ from quire.shared.process.supervision import Tasks
 
 log = logger("directory")
 
-BUDGET_S = 0.02  # longest wait of a request; computing a few hundred tokens takes about as long
-PAUSE_S = 1.0  # without lookups after a failed one
 MIN_BLOCKS = 4  # shortest prompt looked up; computing less costs no more than choosing a busier scheduler
 MAX_AT_ONCE = 8  # concurrent lookups, each with a Redis connection
 MAX_WAITING = 64  # waiting requests; MAX_AT_ONCE lookups serve about as many within the budget
+
+
+@dataclass(frozen=True, slots=True)
+class LookupTiming:
+    """Times of prefix lookups, in seconds."""
+
+    budget_s: float = 0.02  # longest wait of a request; computing a few hundred tokens takes about as long
+    pause_s: float = 1.0  # without lookups after a failed one
+
+
+DEFAULT_TIMING = LookupTiming()
 
 
 class PrefixLocator(Protocol):
@@ -57,6 +67,7 @@ class PrefixLookup:
         sessions: Callable[[], Seq[Candidate]],
         metrics: FrontendMetrics,
         clock: Callable[[], float] = time.monotonic,
+        timing: LookupTiming = DEFAULT_TIMING,
     ) -> None:
         """Stores the collaborators. `sessions`: candidates for new sequences; `clock`: for the pauses."""
         self._directory = directory
@@ -64,6 +75,7 @@ class PrefixLookup:
         self._outcomes = metrics.prefix_lookups
         self._duration = metrics.prefix_lookup_duration
         self._clock = clock
+        self._timing = timing
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._lookups = Tasks()
         self._num_waiting = 0
@@ -119,10 +131,10 @@ class PrefixLookup:
         return [query for query in queries if query.workers]
 
     async def _within_budget(self, request: PromptRequest, queries: Seq[IndexQuery]) -> tuple[CachedTokens, str]:
-        """Returns the cached tokens and the outcome's label. A lookup that takes longer than BUDGET_S, or fails, pauses
-        further ones and yields nothing."""
+        """Returns the cached tokens and the outcome's label. A lookup that exceeds the budget or fails pauses further
+        ones and yields nothing."""
         try:
-            async with asyncio.timeout(BUDGET_S):
+            async with asyncio.timeout(self._timing.budget_s):
                 await self._slots.acquire()
                 cached = await asyncio.shield(self._start_lookup(request, queries))
         except TimeoutError:
@@ -135,10 +147,10 @@ class PrefixLookup:
         return cached, "hit" if cached else "miss"
 
     def _pause(self, reason: str) -> None:
-        """Skips lookups for PAUSE_S; after that a single one tries until one succeeds."""
+        """Skips lookups for a pause; after that a single one tries until one succeeds."""
         log.debug("pausing prefix lookups", reason=reason)
         self._failed = True
-        self._pause_until_s = self._clock() + PAUSE_S
+        self._pause_until_s = self._clock() + self._timing.pause_s
 
     def _start_lookup(self, request: PromptRequest, queries: Seq[IndexQuery]) -> asyncio.Task[CachedTokens]:
         """Starts the lookup in a task that outlives its caller: cancelling it would cost the Redis connection."""

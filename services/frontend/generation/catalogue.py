@@ -37,7 +37,7 @@ class Catalogue:
     ) -> None:
         """Starts without adapters. `aliases`: further names of the model; answers carry its first name.
         `modalities`: what prompts may contain besides text."""
-        self._input_modalities = ("text", *modalities)
+        self._media_modalities = tuple(modalities)
         self._identity = identity
         self._limits = limits
         self._own_names = dict.fromkeys((identity.name, *aliases))
@@ -62,8 +62,13 @@ class Catalogue:
             self._max_model_len,
             self._limits() is not None,
             adapter_of=self.name if adapter else "",
-            input_modalities=self._input_modalities,
+            input_modalities=("text", *self._taken_media()),
         )
+
+    def _taken_media(self) -> list[str]:
+        """Returns the modalities that this frontend prepares and, once workers are known, some worker encodes."""
+        limits = self._limits() or self._last_limits
+        return [name for name in self._media_modalities if limits is None or name in limits.media_modalities]
 
     def entries(self) -> list[CatalogueEntry]:
         """Returns the model under each of its names, then its adapters, sorted by name."""

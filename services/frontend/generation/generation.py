@@ -9,13 +9,13 @@ from typing import Protocol
 from quire.services.frontend.calls.measurements import LatencyBreakdown, Times, Usage
 from quire.services.frontend.generation import generation_metrics
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
+from quire.services.frontend.media.stage_clock import MediaTimes
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.detokenizer import PROMPT_END
-from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.reasoning_tokens import ReasoningTokenCounter
-from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample import AT_END, Mailbox, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.request import Request, Sampling
@@ -29,6 +29,7 @@ from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
 PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample in addition to its prompt, in tokens
+TOOL_CALLS = "tool_calls"  # finish reason of samples that called tools
 CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
 
@@ -70,9 +71,10 @@ class Generation:
         formats: AnswerFormats,
         metrics: FrontendMetrics,
         pace: WakeupPacer,
+        media: MediaTimes | None = None,
     ) -> None:
         """Creates the samples and sequences; nothing is submitted before begin(). `prepared`: tokenized prompts;
-        `pace`: groups wake-ups of the reader."""
+        `pace`: groups wake-ups of the reader; `media`: time that was spent on the media of the prompts."""
         self.request = request
         self.prepared = prepared
         self._client = client
@@ -88,6 +90,7 @@ class Generation:
         self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
         self._cached_tokens: dict[int, int] = {}  # by prompt; of its first sample to start
         self._queue_s: float | None = None
+        self._media, self._encode_s = media, 0.0
         self._submitted_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._resumes = False
@@ -276,7 +279,7 @@ class Generation:
     def latency(self) -> LatencyBreakdown:
         """Milestones of sample 0; None for those that it has not reached."""
         if not self._samples:  # a request for nothing
-            return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None)
+            return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]
         has_tokens = sample.num_tokens > 0
         return LatencyBreakdown(
@@ -285,6 +288,8 @@ class Generation:
             sample.started_s or None,
             sample.first_token_s if has_tokens else None,
             sample.last_token_s if has_tokens else None,
+            self._media,
+            self._encode_s,
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:
@@ -293,15 +298,23 @@ class Generation:
 
     @property
     def finish_reasons(self) -> str:
-        """Distinct finish reasons of the samples, comma-separated; unread samples count as cancelled."""
-        return ",".join(dict.fromkeys(generation_metrics.finish_reason_name(sample.finish) for sample in self._samples))
+        """Distinct finish reasons of the samples, comma-separated; unread samples count as cancelled. A sample that
+        stopped after a tool call that the client left open has "tool_calls", as in the answer."""
+        return ",".join(dict.fromkeys(map(self._finish_reason, self._samples)))
 
-    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
-        """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; the cached tokens
-        count for the first sample of each prompt."""
+    def _finish_reason(self, sample: Sample) -> str:
+        use, finish = self.request.tool_use, sample.finish
+        called = self._parsers is not None and self._parsers[sample.index].has_called
+        if called and finish is not None and finish.reason == finish_pb2.FINISH_REASON_STOP:
+            return "stop" if use is not None and use.name else TOOL_CALLS
+        return generation_metrics.finish_reason_name(finish)
+
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
+        """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; `encode_us`: those of
+        them in which its media were encoded. The cached tokens count for the first sample of each prompt."""
         sample.started_s = self._loop.time()
         if self._queue_s is None:
-            self._queue_s = queue_us / 1e6
+            self._queue_s, self._encode_s = queue_us / 1e6, encode_us / 1e6
         self._metrics.queue_time.observe(queue_us / 1e6)
         prompt = sample.index // self.request.sampling.n
         if prompt not in self._cached_tokens:

@@ -12,6 +12,7 @@ from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.media.stage_clock import MediaTimes
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
@@ -75,7 +76,7 @@ class Generator:
             cached = await self._prefix_locator.cached_tokens([prompt.prompt_request for prompt in prepared])
             num_prompt_tokens = sum(prompt.num_tokens for prompt in prepared)
             call.lease.adjust_tokens(num_prompt_tokens + request.max_requested_output_tokens(limits.max_model_len))
-            with self._generation(request, prepared) as generation:
+            with self._generation(request, prepared, media.clock.times) as generation:
                 call.generation = generation
                 if resume is not None:
                     resume(generation)
@@ -91,7 +92,7 @@ class Generator:
         await call.wait_turn()
         return limits
 
-    def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
+    def _generation(self, request: Request, prepared: list[PreparedPrompt], media: MediaTimes | None) -> Generation:
         """Returns the generation of a request whose prompts are tokenized; nothing is submitted yet."""
         return Generation(
             request,
@@ -101,6 +102,7 @@ class Generator:
             formats=self._formats,
             metrics=self._metrics,
             pace=self.pace,
+            media=media,
         )
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:

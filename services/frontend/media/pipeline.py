@@ -261,7 +261,8 @@ class MediaPipeline:
         ends. `budget`: counts the bytes of all files of the request. Raises QuireError."""
         options = use.options
         name = _name(part, use)
-        content = await self._content(part)
+        with holds.clock.fetching():
+            content = await self._content(part)
         if content is None:
             identifier = self.store.named(name)
             if identifier is None:
@@ -278,7 +279,8 @@ class MediaPipeline:
             assert content is not None
             return await self._decoder.decode(content, options, part.modality)
 
-        tiles = await holds.hold(identifier, make, name)
+        with holds.clock.processing():
+            tiles = await holds.hold(identifier, make, name)
         processor = self._model.processor_of(part.modality)
         expanded = processor.expand(tiles.layout, self._model.tokenizer)
         return PlacedItem(identifier, tiles, expanded, processor.placeholder, part.modality)

@@ -7,11 +7,13 @@ was held least recently is dropped first. Requests that ask for an item while it
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from quire.services.frontend.media.stage_clock import StageClock
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.shared.errors import ResourceExhausted
 from quire.shared.process.supervision import Tasks
@@ -148,10 +150,11 @@ async def _run(make: Callable[[], Awaitable[MediaTiles]]) -> MediaTiles:
 
 
 class MediaHolds:
-    """Items that one request holds until the end of its `with`."""
+    """Items that one request holds until the end of its `with`, and the time that it takes to get them."""
 
     def __init__(self, store: MediaStore) -> None:
         self._store = store
+        self.clock = StageClock(time.monotonic)
         self._identifiers: list[bytes] = []
 
     async def hold(self, identifier: bytes, make: Callable[[], Awaitable[MediaTiles]], name: bytes = b"") -> MediaTiles:

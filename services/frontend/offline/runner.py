@@ -47,6 +47,7 @@ class BatchDependencies:
     line_slots: asyncio.Semaphore  # limits the lines in progress of all batches of this frontend
     validation_slots: asyncio.Semaphore  # limits the validation processes
     metrics: BatchMetrics
+    poll_s: float = POLL_S
 
 
 class BatchRunner:
@@ -64,7 +65,7 @@ class BatchRunner:
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Claims unfinished batches every POLL_S, or earlier after `notify`, until it is cancelled; it then cancels
+        """Claims unfinished batches in intervals, or earlier after `notify`, until it is cancelled; it then cancels
         the running batches and waits for them."""
         tasks = Tasks()
         try:
@@ -75,7 +76,7 @@ class BatchRunner:
                         self._running[batch.id] = tasks.start(f"batch {batch.id}", self._claim(batch.id))
                 self._wakeup.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_S):
+                    async with asyncio.timeout(self._dependencies.poll_s):
                         await self._wakeup.wait()
         finally:
             for task in self._running.values():
@@ -111,6 +112,7 @@ class BatchRun:
         self._line_slots, self._validation_slots = dependencies.line_slots, dependencies.validation_slots
         self._metrics = dependencies.metrics
         self._writing = asyncio.Lock()
+        self._poll_s = dependencies.poll_s
         self._saved_s = 0.0
 
     async def run(self) -> None:
@@ -177,7 +179,7 @@ class BatchRun:
 
     async def _answer(self, line: BatchLine) -> None:
         """Answers one line and appends it to the output file (status 2xx) or the error file. The batch's counts are
-        updated, and saved at most every POLL_S."""
+        updated, and saved once in an interval."""
         answer_id = f"batch_req_{self._batch.id.removeprefix('batch_')}_{line.number}"
         reply = await self._ask(line, answer_id)
         is_good = reply.status // 100 == 2
@@ -188,7 +190,7 @@ class BatchRun:
             self._metrics.requests["completed" if is_good else "failed"].inc()
             batch = self._batch
             self._batch = replace(batch, completed=batch.completed + is_good, failed=batch.failed + (not is_good))
-            if time.monotonic() - self._saved_s > POLL_S:
+            if time.monotonic() - self._saved_s > self._poll_s:
                 self._saved_s = time.monotonic()
                 await asyncio.to_thread(self._batches.save, self._batch)
 

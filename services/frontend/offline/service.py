@@ -31,11 +31,14 @@ class OfflineService:
         bounds: BodyReader,
         metrics: BatchMetrics,
         is_leaving: Callable[[], bool],
+        *,
+        poll_s: float,
     ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._access = access
         self._is_leaving = is_leaving
+        self._poll_s = poll_s
         self._files: FileStore | None = None
         self._batches: BatchStore | None = None
         if settings.batch_folder:
@@ -64,6 +67,7 @@ class OfflineService:
                 line_slots=line_slots,
                 validation_slots=validation_slots,
                 metrics=self._metrics,
+                poll_s=self._poll_s,
             )
             self._runner = BatchRunner(dependencies, self._is_leaving)
 

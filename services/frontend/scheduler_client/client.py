@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from quire.services.frontend.scheduler_client.connection import Connection
+from quire.services.frontend.scheduler_client.connection import Connection, ConnectionTiming
 from quire.services.frontend.scheduler_client.connections import SchedulerConnections
 from quire.services.frontend.scheduler_client.pending_queue import Group, PendingQueue
 from quire.services.frontend.scheduler_client.placement import NO_CACHED_TOKENS, CachedTokens, choose, is_usable
@@ -42,6 +42,7 @@ class ClusterLimits:
     logits_processors: frozenset[str] = frozenset()  # supported by all
     adapters: Mapping[str, bytes] = field(default_factory=dict)  # available in all clusters: name -> content digest
     grammar_libraries: tuple[str, ...] = ()  # supported by all, in order of preference; empty: llguidance
+    media_modalities: frozenset[str] = frozenset()  # that some worker encodes
 
 
 class SchedulerClient:
@@ -56,11 +57,16 @@ class SchedulerClient:
         retry_after_ms: int,
         metrics: FrontendMetrics,
         dialler: Dialler,
+        timing: ConnectionTiming,
     ) -> None:
         """Prepares a connection to each address; run() connects. `retry_after_ms`: hint of errors when no worker is
         available."""
         self.connections = SchedulerConnections(
-            addresses, lambda address, known: Connection(address, hello, self, dialler, known=known)
+            addresses,
+            lambda address, known: Connection(
+                address, hello, self, dialler, known=known, longest_pause_s=timing.longest_pause_s
+            ),
+            timing.forget_after_s,
         )
         self._wait_policy = wait_policy
         self._retry_after_ms = retry_after_ms
@@ -268,6 +274,7 @@ class SchedulerClient:
             frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
             _common_adapters(views),
             _common_libraries(views),
+            frozenset(name for v in views for name in v.media_modalities),
         )
 
     def _clear_workerless(self, session: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -28,7 +29,17 @@ Call = grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 GREETING_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTiming:
+    """Times of the connections to schedulers, in seconds."""
+
+    longest_pause_s: float = 2.0  # between two attempts
+    forget_after_s: float = 10.0  # without session and registry entry; longer than a lease and a restart
+
+
+DEFAULT_TIMING = ConnectionTiming()
 
 
 class ConnectionOwner(SessionOwner, Protocol):
@@ -47,15 +58,16 @@ class ConnectionOwner(SessionOwner, Protocol):
 class Backoff:
     """Exponential backoff with jitter, so that frontends do not reconnect in lockstep."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_pause_s: float) -> None:
+        self._longest_pause_s = longest_pause_s
         self._pause_s = FIRST_PAUSE_S
 
     def reset(self) -> None:
         self._pause_s = FIRST_PAUSE_S
 
     def next_s(self) -> float:
-        """Returns the pause before the next attempt, in seconds, and doubles the one after it up to LONGEST_PAUSE_S."""
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        """Returns the pause before the next attempt, in seconds, and doubles the one after it up to the longest."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, self._longest_pause_s)
         return pause_s * random.uniform(0.5, 1.0)
 
 
@@ -66,7 +78,14 @@ class Connection:
     """
 
     def __init__(
-        self, address: str, hello: pb.FrontendHello, owner: ConnectionOwner, dialler: Dialler, *, known: bool
+        self,
+        address: str,
+        hello: pb.FrontendHello,
+        owner: ConnectionOwner,
+        dialler: Dialler,
+        *,
+        known: bool,
+        longest_pause_s: float,
     ) -> None:
         """Prepares the connection. `known`: the address is from the settings, not from the registry."""
         self.address = address
@@ -74,7 +93,8 @@ class Connection:
         self._known = known
         self._hello = hello
         self._owner = owner
-        self._back_off = Backoff()
+        self._longest_pause_s = longest_pause_s
+        self._back_off = Backoff(longest_pause_s)
         self._is_down = False
         self._down_since_s = asyncio.get_running_loop().time()
         self.num_attempts = 0
@@ -178,7 +198,7 @@ class Connection:
             self.session = None
             self._down_since_s = asyncio.get_running_loop().time()
             self._owner.on_broken(session)
-            if self._down_since_s - opened_s > LONGEST_PAUSE_S:
+            if self._down_since_s - opened_s > self._longest_pause_s:
                 self._back_off.reset()
 
     async def _greeting(self, call: Call, kind: str) -> pb.SessionResponse:

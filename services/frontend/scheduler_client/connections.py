@@ -15,8 +15,6 @@ from quire.shared.process.supervision import Tasks, run_restarting
 
 log = logger("scheduler_client")
 
-FORGET_AFTER_S = 10.0  # without session and registry entry; longer than a lease and a restart
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectedScheduler:
@@ -30,7 +28,11 @@ class ConnectedScheduler:
 class SchedulerConnections:
     """Owns the connections, one per scheduler even if it has several addresses."""
 
-    def __init__(self, configured: Iterable[str], connection_to: Callable[[str, bool], Connection]) -> None:
+    def __init__(
+        self, configured: Iterable[str], connection_to: Callable[[str, bool], Connection], forget_after_s: float
+    ) -> None:
+        """Starts without connections. `forget_after_s`: of a discovered scheduler that has left the registry."""
+        self._forget_after_s = forget_after_s
         self._configured = tuple(dict.fromkeys(configured))
         self._connection_to = connection_to
         self._members: dict[str, ConnectedScheduler] = {}
@@ -72,7 +74,7 @@ class SchedulerConnections:
             await self._tasks.close()
 
     def update(self, entries: Seq[SchedulerEntry]) -> None:
-        """Connects to newly registered schedulers. Drops one that has left the registry after FORGET_AFTER_S without a
+        """Connects to newly registered schedulers. Drops one that has left the registry after some seconds without a
         session; configured ones stay."""
         listed = {entry.address: entry for entry in entries}
         self._misfits = {a: e for a, e in self._misfits.items() if a in listed and listed[a].epoch == e}
@@ -81,7 +83,7 @@ class SchedulerConnections:
                 log.info("scheduler discovered", scheduler=entry.id, address=address)
                 self._add(address, entry)
         for address, member in list(self._members.items()):
-            if member.entry and address not in listed and member.connection.outage_s > FORGET_AFTER_S:
+            if member.entry and address not in listed and member.connection.outage_s > self._forget_after_s:
                 log.info("scheduler removed", scheduler=member.entry.id, address=address)
                 self._members.pop(address).task.cancel()
 

@@ -84,7 +84,7 @@ class OutputSink(Protocol):
     last_token_s: float
     weight_version: str  # version of the weights that computed the last token; set with the end
 
-    def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
+    def on_start(self, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         """Called when the sequence first leaves the scheduler's queue."""
 
     def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
@@ -143,10 +143,10 @@ class Sequence:
         if self.tokens:
             self.migrating_since_s = self.sink.last_token_s
 
-    def start(self, num_cached_tokens: int, queue_us: int) -> None:
-        """Handles the scheduler's start message. Only the first start reports queue time and cached tokens; restarts
-        after a move do not."""
+    def start(self, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
+        """Handles the scheduler's start message. Only the first start reports times and cached tokens; restarts after a
+        move do not."""
         self.refused_since_s = None
         if not self.has_started:
             self.has_started = True
-            self.sink.on_start(num_cached_tokens, queue_us)
+            self.sink.on_start(num_cached_tokens, queue_us, encode_us)

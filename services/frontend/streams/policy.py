@@ -23,6 +23,8 @@ from quire.shared.settings.stream_limits import StreamLimits
 Result = TypeVar("Result")
 
 RETRY_MS = 1000
+MAX_RUNNING = 256
+RUNNING_PART = 4  # 1/4 of the frontend's places is the most that streams of one client take
 LIMIT_SCOPES = {"per_tenant": "a tenant", "all_tenants": "all tenants together", "kept_bytes": "all tenants together"}
 LIMIT_UNITS = {
     "per_tenant": "streams that run or are kept",
@@ -44,6 +46,7 @@ class StreamPolicy:
 
     retention_s: float  # longest retention that a request may ask for; 0: resumable streams are disabled
     limits: StreamLimits
+    max_running: int = MAX_RUNNING  # streams in progress of a tenant, or of an address without a key, at this frontend
 
     def check_offered(self, field: str) -> None:
         """Raises Unimplemented if resumable streams are disabled."""
@@ -71,6 +74,18 @@ class StreamPolicy:
                 f"{field}: stream_limits allow a frontend frontend_bytes={limit}, its streams use {num_bytes}; retry "
                 "later",
                 field=field,
+                retry_after_ms=RETRY_MS,
+            )
+
+    def check_running(self, num_running: int) -> None:
+        """Raises ResourceExhausted if a client has as many streams in progress as it may: they run without it, and
+        would otherwise take the places of all others."""
+        if num_running >= self.max_running:
+            raise ResourceExhausted(
+                f"resumable: {num_running} resumable streams or responses in the background of this client are in "
+                f"progress, and at most {self.max_running} may be, 1/{RUNNING_PART} of max_inflight_requests of this "
+                "server; cancel one, or retry when one has ended",
+                field="resumable",
                 retry_after_ms=RETRY_MS,
             )
 

@@ -105,7 +105,7 @@ class Streams:
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
         key = StreamKey(request.tenant if call.caller is None else call.caller.tenant, request.request_id)
-        self._check_limits(key, call.address)
+        self._check_limits(key, call)
         stored.request_id, stored.tenant, stored.seed = key.request_id, key.tenant, seed
         stored.key_name = "" if call.caller is None else call.caller.key.name
         call.request = request
@@ -127,17 +127,27 @@ class Streams:
                 self._metrics.refused[reason].inc()
             raise
 
-    def _check_limits(self, key: StreamKey, address: str) -> None:
+    def _check_limits(self, key: StreamKey, call: Call) -> None:
         """Raises QuireError if the id is taken or a limit is reached. Clients without a tenant share a tenant's limit
         per address."""
         known = self.known.get(key)
         if key in self.local or (known is not None and (not self.store.is_shared or self._is_awaited(known))):
             raise stream_exists(key)
         of_tenant = (stream for stream in self.known.values() if stream.key.tenant == key.tenant)
-        count = sum(1 for stream in of_tenant if key.tenant or stream.address == address)
+        count = sum(1 for stream in of_tenant if key.tenant or stream.address == call.address)
         if not self.store.is_shared or not key.tenant:
             self._check_count(count)
+        self.policy.check_running(self._count_running(call))
         self.policy.check_memory("resumable", self.known.values())
+
+    def _count_running(self, call: Call) -> int:
+        """Returns the number of streams in progress here of the call's client: of its key's tenant, or, without a key,
+        of its address, since a tenant that a client merely states may be a new one in every call."""
+        running = (self.known[key] for key in self.running if key in self.known)
+        if call.caller is not None:
+            tenant = call.caller.tenant
+            return sum(1 for stream in running if stream.request.key_name and stream.key.tenant == tenant)
+        return sum(1 for stream in running if not stream.request.key_name and stream.address == call.address)
 
     def _check_count(self, count: int) -> None:
         """Raises ResourceExhausted if a limit on the number of streams is reached; used where the shared store does not

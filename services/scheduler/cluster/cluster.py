@@ -19,6 +19,7 @@ from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submission_checks import check_ids, refusal
 from quire.services.scheduler.frontends.submissions import SequenceFactory, adapter_of
+from quire.services.scheduler.placement.encode_fleet import EncodeFleet
 from quire.services.scheduler.replicas.replica import Clock, Replica
 from quire.shared.columns import ColumnError
 from quire.shared.errors import InvalidArgument
@@ -66,6 +67,7 @@ class WorkerCluster:
             used_by=self._adapters_on,
             on_loaded=self._on_adapter_loaded,
         )
+        self.encoders = EncodeFleet(metrics, settings.max_worker_losses)
         self.assignments = Assignments(
             settings,
             clock,
@@ -177,6 +179,7 @@ class WorkerCluster:
         and places unassigned sequences."""
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
+        replica.media_route = self.encoders
         self._clear_reconnected_loss(replica)
         self.target_state.on_worker_attached(replica, self.replicas.values())
         if self.target_state.asleep:  # otherwise other workers may be falling asleep
@@ -212,6 +215,7 @@ class WorkerCluster:
             return
         del self.replicas[replica.id]
         replica.pause()
+        self.encoders.on_replica_detached(replica)
         replica.adapters.fail_pending()
         replica.orders.fail_pending()
         replica.flush()

@@ -31,6 +31,7 @@ def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
         logits_processors=_common([r.hello for r in accepting]),
         structured_output_backends=terms.grammar_libraries,
         weights=weights if weights.update else None,
+        media_modalities=sorted({name for r in cluster.replicas.values() for name in r.hello.encoder.modalities}),
         adapters=adapters,
         adapter_digests=b"".join(adapters.values()),
         kv_cache_usage=round(sum(use.used for use in blocks) / num_blocks, 3) if num_blocks else 0.0,
@@ -47,6 +48,9 @@ def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
         block_size=layout.block_size if layout is not None else 0,
         num_kv_groups=max((replica.core.kv.num_groups for replica in replicas), default=1),
         max_model_len=max((replica.core.limits.max_model_len for replica in replicas), default=0),
+        encode_workers=len(cluster.encoders.workers),
+        encoding_items=cluster.encoders.num_encoding,
+        fetching_items=cluster.encoders.num_fetching,
     )
 
 

@@ -1,6 +1,6 @@
 """The scheduler's core for one worker: schedule() plans a step, apply() applies its result.
 
-Several steps (timing/depth.py) are in flight at a time, so schedule() works on the state as it will be once they have
+Several steps (PipelineDepth) are in flight at a time, so schedule() works on the state as it will be once they have
 returned: every sampled token counts as known, although its value comes later.
 """
 
@@ -32,11 +32,8 @@ from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus, WorkerLoss
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import InFlightStep, PlanBuilder
-from quire.services.scheduler.core.timing.chunk_limit import ChunkLimit
 from quire.services.scheduler.core.timing.deadlines import Deadlines
-from quire.services.scheduler.core.timing.depth import PipelineDepth
-from quire.services.scheduler.core.timing.pace import PromptPace
-from quire.services.scheduler.core.timing.step_times import StepTimes
+from quire.services.scheduler.core.timing.step_times import ChunkLimit, PipelineDepth, PromptPace, StepTimes
 from quire.services.scheduler.kv_cache.block_pool import BlockUse, Observer
 
 
@@ -142,10 +139,13 @@ class Core:
             else:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 
-    def on_media_encoded(self, identifier: bytes, failure: Failure | None = None) -> None:
+    def on_media_encoded(
+        self, identifier: bytes, failure: Failure | None = None, span: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
         """Handles the worker's answer to an encoder order: the item's rows are ready, and the sequences that waited
         for them are queued, or the item could not be fetched or encoded (`failure`), and they finish with this
-        error."""
+        error. `span`: begin and end of the encoding, seconds."""
+        self.encoder_outputs.count_time(identifier, span)
         for sequence in self.encoder_outputs.complete(identifier, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.encoder_outputs)
@@ -176,7 +176,7 @@ class Core:
         self.expire(now)
         if len(self.steps_in_flight) >= self.depth.max_steps or now < self.next_at:
             return None
-        if self.speculation.must_wait_for(self.steps_in_flight):
+        if self.speculation.enabled and self.speculation.must_wait_for(self.steps_in_flight):
             return None
         builder = self._build_next(now)
         while builder.num_tokens == 0 and builder.short_of_blocks and not self.steps_in_flight:
@@ -194,11 +194,13 @@ class Core:
             flight.num_prompt_tokens, flight.num_tokens - flight.num_prompt_tokens, now - started_at
         )
         self.depth.observe(now - started_at)
-        self.speculation.observe(flight, result, now - started_at)
+        if self.speculation.enabled:
+            self.speculation.observe(flight, result, now - started_at)
         self._last_applied_at = now
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.state.last_applied = flight.step_id
-        self.kv.pass_fence(flight.step_id)
+        if self.kv.num_fenced:
+            self.kv.pass_fence(flight.step_id)
         self._results.apply(flight, result)
         if self.host_blocks is not None and not self.steps_in_flight:
             self.host_blocks.store_filled()  # blocks of finished sequences: there may be no further step for a while
@@ -303,6 +305,8 @@ class Core:
     def expire(self, now: float) -> None:
         """Finishes the sequences whose deadline has passed. schedule() does this as well; this method is for the time
         in which nothing is scheduled."""
+        if now < self._deadlines.soonest:
+            return
         for sequence in self._deadlines.pop_expired(now):
             failure = Failure(
                 "DEADLINE_EXCEEDED", f"the deadline passed while the sequence was {sequence.status.value}"
@@ -349,17 +353,17 @@ class Core:
         builder = PlanBuilder(self.limits.max_num_batched_tokens, names_block_slots=self.speculation.enabled)
         builder.micro_batch = micro_batch
         searches = self.state.searches
-        for_beams = searches.num_tokens_wanted if searches else 0
+        for_beams = searches.num_tokens_wanted if searches.by_root else 0
         builder.budget.remaining -= for_beams
         self._running_scheduler.advance_ready(builder)
         if self._chunk_limit.enabled and len(builder.ready) and not self.limits.whole_prompts:
             builder.budget.limit(self._chunk_limit.num_tokens)
         self._running_scheduler.advance_prefills(builder)
         builder.budget.remaining += for_beams
-        if searches:
+        if searches.by_root:
             self._beams.apply_decisions(builder)
         self._admitter.admit(builder, now)
-        if searches:
+        if searches.by_root:
             self._beams.skip_idle_beams(builder)
         return builder
 
@@ -370,7 +374,7 @@ class Core:
         """Turns the built step into a plan: assigns its id, adds it to the steps in flight, charges its tokens to
         the policy, records the hashes of blocks that it fills and unblocks sequences that waited for its prompts."""
         step_id = self.state.last_ordered = next(self._step_ids)
-        released = self.state.take_released()
+        released = self.state.take_released() if self.state.released else []
         flight = builder.build_step_in_flight(step_id, self.running, now)
         self.steps_in_flight.append(flight)
         self.waiting.charge_output(self.running, flight.slots)
@@ -383,6 +387,6 @@ class Core:
             self.state.on_prompts_scheduled([self.running.sequence(slot) for slot in finishing])
         self.counts.steps += 1
         self.counts.scheduled_tokens += builder.num_tokens
-        plan = builder.build_plan(step_id, released, self.speculation.take_length_change(builder.num_drafts))
-        dropped = self.queries.take_dropped()
-        return replace(plan, dropped_queries=dropped) if dropped else plan
+        drafts = self.speculation.take_length_change(builder.num_drafts) if self.speculation.enabled else None
+        plan = builder.build_plan(step_id, released, drafts)
+        return replace(plan, dropped_queries=self.queries.take_dropped()) if self.queries.dropped else plan

@@ -130,10 +130,12 @@ class PromptLogprobsPart:
 
 
 class SequenceStarted(NamedTuple):
-    """First admission of a sequence, `queued_s` seconds after it was queued."""
+    """First admission of a sequence, `queued_s` seconds after it was queued; for `encode_s` of them its media were
+    encoded."""
 
     sequence: Sequence
     queued_s: float
+    encode_s: float
 
 
 class SequenceFinished(NamedTuple):

@@ -51,15 +51,17 @@ class ResultProcessor:
             flight = self._apply_failures(flight, result.failures)
         if flight.pooled_keys:
             self._apply_pooled(flight.pooled_keys, result.pooled)
-        rows = DraftedRows.from_result(flight, result)
+        all_single = flight.drafts is None and result.token_counts is None
+        assert not all_single or len(result.token_ids) == len(flight.slots), "one token for each slot that sampled"
+        rows = None if all_single else DraftedRows.from_result(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
         all_current = np.count_nonzero(current) == len(current)
-        if all_current and rows is None and not self._state.searches:  # the common case
+        if all_current and rows is None and not self._state.searches.by_root:  # the common case
             self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asks_logprobs)
             return
         beams = flight.keys <= FIRST_BEAM_KEY
         if beams.any():
-            rows = rows or DraftedRows.from_single_tokens(flight, result)
+            rows = rows or DraftedRows.from_result(flight, result)
             self._beams.apply(flight.keys[beams], rows.select(beams))
             flight, rows, current = flight.select(~beams), rows.select(~beams), current[~beams]
         if rows is not None:
@@ -68,7 +70,7 @@ class ResultProcessor:
         if current.all() and rows is None:
             self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asks_logprobs)
             return
-        rows = rows or DraftedRows.from_single_tokens(flight, result)
+        rows = rows or DraftedRows.from_result(flight, result)
         if current.all():
             self._apply_rows(flight.slots, rows)
             return

@@ -42,7 +42,7 @@ class CoreState:
         self.last_applied = self.last_ordered = 0  # ids of steps
         self.suspects: set[int] = set()  # slots of suspects without a token so far
         self.sequences: dict[int, Sequence] = {}  # unfinished sequences by key
-        self._released: list[int] = []  # released slots that no plan has named yet
+        self.released: list[int] = []  # released slots that no plan has named yet
         self._orders = itertools.count()
 
     # Submission.
@@ -102,12 +102,12 @@ class CoreState:
             prerequisite.release_slot(sequence)
         slot = self.tables.release(sequence, fence)
         self.suspects.discard(slot)
-        self._released.append(slot)
+        self.released.append(slot)
         return fence
 
     def take_released(self) -> list[int]:
         """Returns and clears the slots that the next plan has to name as free, ascending."""
-        released, self._released = sorted(self._released), []
+        released, self.released = sorted(self.released), []
         return released
 
     def preempt(self, slot: int) -> list[int]:

@@ -169,7 +169,7 @@ def _add_vectors(batch: pb.PooledBatch, vectors: list[PooledOutput]) -> None:
 
 
 def _started(started: SequenceStarted) -> pb.StartedSequence:
-    """Returns the wire message of a first admission; queue time in microseconds, cached tokens without the last
+    """Returns the wire message of a first admission; times in microseconds, cached tokens without the last
     prompt token."""
     sequence = started.sequence
     return pb.StartedSequence(
@@ -178,6 +178,7 @@ def _started(started: SequenceStarted) -> pb.StartedSequence:
             sequence.num_cached_tokens, sequence.num_prompt_tokens - 1
         ),  # the last token is always computed again
         queue_us=max(0, round(started.queued_s * 1e6)),
+        encode_us=round(started.encode_s * 1e6),
     )
 
 

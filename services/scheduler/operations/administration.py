@@ -46,13 +46,14 @@ class SchedulerAdministration:
         return pb.GetStatusResponse(services=self._status.services())
 
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
-        """Resets the prefix caches of all workers, or of none: with running sequences it raises FailedPrecondition,
-        unless preempt_running is set."""
+        """Resets the prefix caches of all workers, or of none, and releases the rows of media that no worker waits for.
+        With running sequences it raises FailedPrecondition, unless preempt_running is set."""
         replicas = list(self._cluster.replicas.values())
         if not request.preempt_running:
             busy = [replica.id for replica in replicas if len(replica.core.running)]
             if busy:
                 raise FailedPrecondition(f"sequences run on {', '.join(busy)}; set preempt_running to reset anyway")
+        self._cluster.encoders.release_unused()
         counts = await asyncio.gather(*(quiesce.reset_worker(self._cluster, replica) for replica in replicas))
         return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
 

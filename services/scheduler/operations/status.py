@@ -13,6 +13,7 @@ from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
+from quire.services.scheduler.replicas.encode_worker import ENCODE, EncodeWorker
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
@@ -46,9 +47,11 @@ class SchedulerStatus:
 
     def services(self) -> list[pb.ServiceStatus]:
         """Returns the status of the scheduler, its workers, its frontends and its Redis."""
-        return [self.scheduler(), *self.workers(), *self._frontend_entries(), *self._redis()]
+        encoders = [_encode_worker(worker) for worker in self._cluster.encoders.workers.values()]
+        return [self.scheduler(), *self.workers(), *encoders, *self._frontend_entries(), *self._redis()]
 
     def workers(self) -> Iterable[pb.ServiceStatus]:
+        """Returns the entries of the workers that execute steps."""
         return [_worker(replica) for replica in self._cluster.replicas.values()]
 
     def scheduler(self) -> pb.ServiceStatus:
@@ -140,6 +143,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         weight_version=replica.weights.version,
         asleep=sorted(replica.asleep),
         sleep_level=replica.sleep_level,
+        worker_role="" if replica.hello.role == "both" else replica.hello.role,
     )
     if replica.last_step_at is not None:
         status.last_step_age_s = time.monotonic() - replica.last_step_at
@@ -150,6 +154,22 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
         if core.host_blocks.disk is not None:
             status.disk.CopyFrom(_disk(core.host_blocks.disk.tier, core.counts))
     return status
+
+
+def _encode_worker(worker: EncodeWorker) -> pb.ServiceStatus:
+    """Returns an encode worker's entry: identity, state, and the media items that it encodes and that wait for room."""
+    return pb.ServiceStatus(
+        role=pb.ROLE_WORKER,
+        worker_role=ENCODE,
+        id=worker.id,
+        pid=worker.hello.pid,
+        address=worker.hello.address,
+        state=pb.STATE_DRAINING if worker.leaving else pb.STATE_READY,
+        epoch=worker.epoch,
+        running=worker.num_encoding,
+        waiting=worker.num_waiting,
+        version=worker.hello.version,
+    )
 
 
 def _host_memory(tier: BlockTier, counts: CoreCounts) -> pb.HostMemory:

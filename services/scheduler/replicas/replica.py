@@ -7,9 +7,11 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from time import perf_counter
+from typing import Protocol
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.prerequisites.encoder_outputs import EncoderOrder
 from quire.services.scheduler.core.sequences.ending import Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.adapters import ReplicaAdapters
@@ -37,6 +39,31 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 log = logger("replicas")
 
 Clock = Callable[[], float]
+
+
+class MediaRoute(Protocol):
+    """Way of a worker's orders to encode media: to the worker itself, or to an encode worker first."""
+
+    def order(self, replica: Replica, order: EncoderOrder) -> None:
+        """Sends an order of the worker's core."""
+
+    def has_handled(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
+        """Handles the worker's report on an item; returns False if the core has to handle it."""
+
+
+class OwnEncoder:
+    """MediaRoute of workers that encode by themselves."""
+
+    def order(self, replica: Replica, order: EncoderOrder) -> None:
+        """Sends an order to the worker."""
+        replica.send(encode_encoder_order(order))
+
+    def has_handled(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
+        """Returns False: the core handles all reports."""
+        return False
+
+
+OWN_ENCODER = OwnEncoder()
 
 
 class Replica:
@@ -88,6 +115,7 @@ class Replica:
         self._num_pauses = 0
         self.generation_paused = False
         self.on_pump: Callable[[Replica], None] | None = None
+        self.media_route: MediaRoute = OWN_ENCODER
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(hello.model.name, self.id)
@@ -240,8 +268,11 @@ class Replica:
         media item, and schedules a pump. Raises FailedPrecondition for an unknown order."""
         if not self.core.encoder_outputs.awaits(wire.identifier):
             raise FailedPrecondition(f"identifier: the scheduler awaits no media item {wire.identifier.hex()}")
+        if self.media_route.has_handled(self, wire):
+            return
         failure = decode_failure(wire.error) if wire.HasField("error") else None
-        self.core.on_media_encoded(wire.identifier, failure)
+        now = self._clock()
+        self.core.on_media_encoded(wire.identifier, failure, (now - wire.encode_us / 1e6, now))
         self.wake()
 
     def receive_transferred(self, wire: pb.Transferred) -> None:
@@ -303,10 +334,14 @@ class Replica:
                 self.send(encode_fetch(fetch))
 
     def _send_orders(self) -> None:
+        """Sends orders about grammars, and about media unless generation is paused: weights may be changed or asleep
+        then."""
         for order in self.core.grammars.take_orders():
             self.send(encode_order(order))
+        if self.paused or self.generation_paused:
+            return
         for encoder_order in self.core.encoder_outputs.take_orders():
-            self.send(encode_encoder_order(encoder_order))
+            self.media_route.order(self, encoder_order)
 
     def flush(self) -> None:
         """Delivers the core's pending events, marked with the current weight version; does nothing if there are

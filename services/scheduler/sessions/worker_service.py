@@ -15,21 +15,22 @@ from quire.services.scheduler.cluster.terms import check_sizes
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits, TierLimits
 from quire.services.scheduler.core.policies import PolicyOptions
-from quire.services.scheduler.core.timing.depth import PipelineDepth
-from quire.services.scheduler.kv_cache.block_tier import BlockTier
+from quire.services.scheduler.core.timing.step_times import PipelineDepth
 from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.services.scheduler.operations.reconciler import WorkerReconciler
 from quire.services.scheduler.operations.weight_streams import WeightStreams
 from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
 from quire.services.scheduler.replicas.block_changes import BlockChanges
+from quire.services.scheduler.replicas.encode_worker import ENCODE, EncodeWorker
 from quire.services.scheduler.replicas.replica import Replica
+from quire.services.scheduler.sessions.encode_session import EncodeSession, WorkerSession, check_encode_hello
 from quire.services.scheduler.sessions.guard import LoopGuard
+from quire.services.scheduler.sessions.held_blocks import adopt
 from quire.services.scheduler.sessions.open_session import OpenSession
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
 from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
-from quire.shared.columns import u32
 from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, transport
-from quire.shared.kv import block_hash, kv_wire
+from quire.shared.kv import kv_wire
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -46,7 +47,6 @@ from quire.shared.version import VERSION
 
 log = logger("workers")
 
-WorkerSession = Duplex[pb.AttachRequest, pb.AttachResponse]
 OVERDUE_CHECK_S = 0.25
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
@@ -129,6 +129,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         peer redirected here before it knew."""
         if self._cluster.draining:
             return self.balancer.drain_target()
+        if hello.role == ENCODE:
+            return None  # each scheduler has those that are configured for it
         return None if hello.redirected else self.balancer.redirect_target(len(self._cluster.replicas))
 
     async def _run_session(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
@@ -160,6 +162,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             )
         hello = first.hello
         worker_hello.group(hello)
+        if hello.role == ENCODE:
+            check_encode_hello(hello, self._cluster.terms)
+            return hello
         check_sizes(hello)
         self._cluster.terms.agree_on_model(hello.model, f"worker {hello.worker_id}")
         self._cluster.terms.agree_on_layout(hello)
@@ -185,20 +190,13 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         """Creates and attaches the worker's replica, then serves its messages until it leaves or is lost; at the end
         detaches it, which moves its sequences to other workers."""
+        if hello.role == ENCODE:
+            await self._serve_encode_worker(session, hello)
+            return
         guard = LoopGuard(asyncio.get_running_loop())
         replica = await self._replica(session, hello, guard)
         self._cluster.agree_on_weights(replica)  # no other worker attaches between this call and the attachment
-        welcome = pb.SchedulerWelcome(
-            scheduler_id=self._settings.name,
-            epoch=replica.epoch,
-            version=VERSION,
-            max_steps_in_flight=PipelineDepth.max_steps_for(
-                self._settings.max_steps_in_flight, max(hello.parallelism.num_stages, 1)
-            ),
-            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            peers=self.balancer.addresses,
-        )
-        session.send(pb.AttachResponse(welcome=welcome))
+        session.send(self._welcome(hello, replica.epoch))
         try:
             self._cluster.attach(replica)
             self._publish(replica)
@@ -231,6 +229,27 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._on_change()
             self._on_garbage()
 
+    async def _serve_encode_worker(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        """Attaches an encode worker and serves its messages until it leaves or is lost."""
+        worker = EncodeWorker(hello, _next_epoch(hello), session.send)
+        session.send(self._welcome(hello, worker.epoch))
+        served, fleet = self._sessions[hello.worker_id], self._cluster.encoders
+        await EncodeSession(session, worker, served, fleet, self._settings.step_deadline_s).run(self._metrics)
+
+    def _welcome(self, hello: pb.WorkerHello, epoch: int) -> pb.AttachResponse:
+        """Returns the answer to a worker's hello."""
+        welcome = pb.SchedulerWelcome(
+            scheduler_id=self._settings.name,
+            epoch=epoch,
+            version=VERSION,
+            max_steps_in_flight=PipelineDepth.max_steps_for(
+                self._settings.max_steps_in_flight, max(hello.parallelism.num_stages, 1)
+            ),
+            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
+            peers=self.balancer.addresses,
+        )
+        return pb.AttachResponse(welcome=welcome)
+
     def _publish(self, replica: Replica) -> None:
         terms = self._cluster.terms
         if self._directory is not None and terms.model is not None and terms.layout is not None:
@@ -242,10 +261,10 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         changes = BlockChanges()
         observer = changes if self._directory is not None else None
         core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id), observer=observer)
-        await _adopt(core, hello)
+        await adopt(core, hello)
         return Replica(
             hello,
-            max(time.time_ns() // 1_000_000, hello.last_epoch + 1),
+            _next_epoch(hello),
             core,
             send=session.send,
             deliver=self._cluster.deliver,
@@ -347,35 +366,6 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         )
 
 
-ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop
-
-
-async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
-    """Records the blocks that the worker kept from an earlier attachment (device, host memory, disk) in a new core,
-    so that its cache is warm at once; yields to the event loop in between."""
-    if not core.limits.caches_prefixes:
-        return
-    ids = u32(hello.held.block_ids).tolist()
-    hashes = block_hash.split(hello.held.block_hashes)
-    groups = u32(hello.held.block_groups).tolist() or [0] * len(ids)
-    for start in range(0, len(ids), ADOPTED_AT_A_TIME):
-        part = slice(start, start + ADOPTED_AT_A_TIME)
-        for block, held, group in zip(ids[part], hashes[part], groups[part], strict=True):
-            core.kv.pool.adopt(block, block_hash.page_name(held, group))
-        await asyncio.sleep(0)
-    if core.host_blocks is not None:
-        names = block_hash.split_names(hello.held.host_place_hashes, hello.held.host_place_groups)
-        await _adopt_tier(core.host_blocks.tier, hello.held.host_place_ids, names)
-        if core.host_blocks.disk is not None:
-            names = block_hash.split_names(hello.held.disk_place_hashes, hello.held.disk_place_groups)
-            await _adopt_tier(core.host_blocks.disk.tier, hello.held.disk_place_ids, names)
-            core.host_blocks.disk.offer(core.host_blocks.tier.held())
-
-
-async def _adopt_tier(tier: BlockTier, place_ids: bytes, names: list[bytes]) -> None:
-    """Records the blocks that the worker kept in one tier: `names` by place in the u32 column `place_ids`; yields to
-    the event loop in between."""
-    held = [*zip(u32(place_ids).tolist(), names, strict=True)]
-    for start in range(0, len(held), ADOPTED_AT_A_TIME):
-        tier.adopt(held[start : start + ADOPTED_AT_A_TIME])
-        await asyncio.sleep(0)
+def _next_epoch(hello: pb.WorkerHello) -> int:
+    """Returns an epoch that is greater than the worker's last one."""
+    return max(time.time_ns() // 1_000_000, hello.last_epoch + 1)

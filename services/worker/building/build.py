@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.services.worker.attention.port import AttentionSpec
 from quire.services.worker.building import experts
+from quire.services.worker.building.build_encode_worker import ENCODE, build_encode_worker
 from quire.services.worker.building.build_encoder import build_encoder
 from quire.services.worker.building.draft_warmup import warm_up_drafts
 from quire.services.worker.building.environment import Environment, open_environment, open_ops, open_own_device
@@ -15,7 +16,7 @@ from quire.services.worker.building.model import LoadedModel, load_model
 from quire.services.worker.building.replica_config import ReplicaConfig, read_replica_config
 from quire.services.worker.building.step_execution import StepExecution, build_step_execution
 from quire.services.worker.building.tiers import open_tiers
-from quire.services.worker.building.vision import media_encoding
+from quire.services.worker.building.vision import media_encoding, rows_layout
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.kv_transfer.pages import NoPages, Pages
@@ -33,6 +34,7 @@ from quire.services.worker.ranks.placement import SINGLE_RANK, RankPlacement
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
 from quire.services.worker.replica.device_orders import DeviceOrderHandler
+from quire.services.worker.replica.media_encoding import NoMediaEncoding
 from quire.services.worker.replica.replica import Replica, ReplicaFacts
 from quire.services.worker.runner.profiling import run_trial_steps
 from quire.services.worker.runner.step_cost import CostModel
@@ -65,6 +67,8 @@ def build_replica(
     already started compile process; `placement`: this rank; `progress`: receives the loading progress of the weights.
     Raises QuireError for invalid settings, checkpoints or machines."""
     values = read_config(Path(settings.model))
+    if settings.role == ENCODE:
+        return build_encode_worker(settings, values, placement)
     encoder = find_encoder(values)
     if encoder is not None:
         return _encoder(settings, encoder, values, placement)
@@ -137,8 +141,14 @@ def _replica(
         orders=orders,
         transfers=BlockTransfers(fitting, record.contents, tiers, pages, orders),
         experts=experts.mixture_experts(settings, model, environment.place.shard),
-        media=media_encoding(loaded.vision, environment.device.torch_device),
+        media=_media(settings, loaded, environment),
     )
+
+
+def _media(settings: WorkerSettings, loaded: LoadedModel, environment: Environment) -> NoMediaEncoding:
+    """Returns the component that encodes media."""
+    layout = b"" if loaded.vision is None else rows_layout(settings, loaded.vision, loaded.samples)
+    return media_encoding(loaded.vision, environment.device.torch_device, layout)
 
 
 def _orders(

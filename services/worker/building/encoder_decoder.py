@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quire.services.worker.building.vision import STEPS_KEPT, Vision, VisionSize, on_one_rank, size_of, vision_size
 from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.replica.media_encoding import RowType
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.media.modalities import AUDIO
@@ -56,8 +57,8 @@ def open_encoder(
     encoder = new()
     loader.load(encoder, Path(settings.model), lambda _: True)
     log.info("encoder loaded", rows=capacity)
-    row_bytes = model.config.hidden_size * place.dtype.itemsize
-    return Vision(encoder, new, EncoderCache(capacity), None, row_bytes, 1.0, sees_ahead=False, modalities=SOUND)
+    row_type = RowType(place.dtype, model.config.hidden_size)
+    return Vision(encoder, new, EncoderCache(capacity), None, row_type, 1.0, sees_ahead=False, modalities=SOUND)
 
 
 def encoder_size(settings: WorkerSettings, place: LayerPlacement, model: CausalLM, limits: WorkerLimits) -> VisionSize:

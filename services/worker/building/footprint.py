@@ -16,6 +16,7 @@ from quire.services.worker.building.replica_config import ReplicaConfig, read_re
 from quire.services.worker.device.device import DTYPES, KV_DTYPES
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement, memory_of
+from quire.services.worker.layers.quantization.port import CheckpointQuantization
 from quire.services.worker.layers.sharding import Shard
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.attention_spec import attention_spec
@@ -44,6 +45,7 @@ class Footprint:
     block: BlockShape
     limits: WorkerLimits
     dtype: str
+    quantization: str  # method by which linear layers are stored or converted at load; empty: none
     kv_dtype: str
 
     @property
@@ -93,6 +95,7 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
         block=block,
         limits=limits,
         dtype=str(dtype).removeprefix("torch."),
+        quantization=_method(settings.quantization, replica_config.config.quantization),
         kv_dtype=str(kv_dtype).removeprefix("torch."),
     )
 
@@ -104,6 +107,14 @@ def _dtype(setting: str, checkpoint: str) -> torch.dtype:
     if name not in DTYPES:
         raise InvalidArgument(f"dtype: the checkpoint is {name!r}; available: {', '.join(DTYPES)}", field="dtype")
     return DTYPES[name]
+
+
+def _method(setting: str, checkpoint: CheckpointQuantization | None) -> str:
+    """Returns the name of the method that quantizes linear layers: that of the setting, else the checkpoint's; empty:
+    none does."""
+    if setting != "none":
+        return setting
+    return "" if checkpoint is None else checkpoint.method
 
 
 def _weights(model: CausalLM, quantization: str) -> tuple[int, int]:

@@ -83,11 +83,11 @@ def load_model(
     with ThreadPoolExecutor(1, thread_name_prefix="samples") as beside:
         sampling = beside.submit(weight_samples.folder_digest, Path(settings.model)) if loader.reads_files else None
         _load(model, settings, loader, place)
-        limits = environment.limits
+        limits, text = environment.limits, (replica_config.family, replica_config.config)
         if isinstance(model, EncoderDecoderModel):
             vision: Vision | None = open_encoder(settings, place, loader, model, limits)
         else:
-            vision = open_vision(settings, place, loader, model, limits.max_num_batched_tokens)
+            vision = open_vision(settings, place, loader, text, limits.max_num_batched_tokens)
         if vision is not None:
             weights.use_encoder(vision.encoder, vision.new)
         samples = sampling.result() if sampling is not None else b""

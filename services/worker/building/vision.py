@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.layers.placement import memory_of
 from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
@@ -18,7 +19,7 @@ from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.audio.registry import make_audio_encoder
 from quire.services.worker.models.vision.port import MediaInput
 from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
-from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
+from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding, RowType
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.media.audio.processor import AudioProcessor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
     from quire.services.worker.limits.worker_limits import WorkerLimits
     from quire.services.worker.models.causal_lm import CausalLM
+    from quire.services.worker.models.config.decoder_config import DecoderConfig
     from quire.services.worker.models.loading.loader import Loader
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.shared.media.processor import MediaProcessor, TileLayout
@@ -51,7 +53,7 @@ class Vision:
     new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
-    row_bytes: int  # of the text model's embeddings
+    row_type: RowType
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
     modalities: tuple[str, ...]
@@ -60,7 +62,7 @@ class Vision:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
         compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
-            return self.cache.capacity * self.row_bytes
+            return self.cache.capacity * self.row_type.num_bytes
         dtype = torch.float32 if self.largest.is_sound else torch.uint8
         pixels = torch.zeros(self.largest.shape, dtype=dtype, device=device)
         count = max(1, MOST_PIXELS // math.prod(self.largest.shape[:3]))
@@ -111,10 +113,16 @@ def cache_capacity(
 
 
 def open_vision(
-    settings: WorkerSettings, place: LayerPlacement, loader: Loader, model: CausalLM, max_num_batched_tokens: int
+    settings: WorkerSettings,
+    place: LayerPlacement,
+    loader: Loader,
+    text: tuple[type[CausalLM], DecoderConfig],
+    max_num_batched_tokens: int,
 ) -> Vision | None:
-    """Builds the encoder and loads its weights; None if the worker encodes no media."""
-    hidden_size, processor = model.config.hidden_size, read_processor(settings)
+    """Builds the encoder and loads its weights; None if the worker encodes no media. `text`: family and configuration
+    of the text model, which need not be loaded."""
+    (family, config), processor = text, read_processor(settings)
+    hidden_size = config.hidden_size
     if processor is None:
         return None
 
@@ -129,9 +137,9 @@ def open_vision(
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     modalities = (AUDIO,) if isinstance(processor, AudioProcessor) else (IMAGE,)
     log.info("encoder of media loaded", modalities=modalities, rows=cache.capacity)
-    scale = model.config.scales.embedding if model.scales_media else 1.0
-    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
-    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead, modalities)
+    scale = config.scales.embedding if family.scales_media else 1.0
+    row_type, sees_ahead = RowType(place.dtype, hidden_size), pictures_see_ahead(settings)
+    return Vision(encoder, new, cache, _largest(processor), row_type, scale, sees_ahead, modalities)
 
 
 def new_encoder(
@@ -171,12 +179,29 @@ def size_of(encoder: MediaEncoder, cache_bytes: int) -> VisionSize:
     return VisionSize(sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors), cache_bytes)
 
 
-def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
-    """Returns the replica's component that encodes media."""
+def rows_layout(settings: WorkerSettings, vision: Vision, samples: bytes) -> bytes:
+    """Returns the digest of what rows depend on; empty if the weights cannot be identified. `samples`: those of the
+    weights in the model's folder."""
+    is_dummy = settings.load_format == "dummy"
+    if not (samples or is_dummy):
+        return b""
+    dtype, seed = str(vision.row_type.dtype), settings.seed if is_dummy else None
+    return layout_of(Path(settings.model), samples, content="rows of media", dtype=dtype, dummy=seed)
+
+
+def media_encoding(vision: Vision | None, device: torch.device, layout: bytes = b"") -> NoMediaEncoding:
+    """Returns the replica's component that encodes media. `layout`: digest of what rows depend on."""
     if vision is None:
         return NoMediaEncoding()
     return MediaEncoding(
-        vision.encoder, vision.cache, device, vision.modalities, scale=vision.scale, whole_items=vision.sees_ahead
+        vision.encoder,
+        vision.cache,
+        device,
+        vision.modalities,
+        row_type=vision.row_type,
+        scale=vision.scale,
+        whole_items=vision.sees_ahead,
+        layout=layout,
     )
 
 

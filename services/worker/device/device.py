@@ -1,14 +1,11 @@
-"""The device as torch sees it: selection, dtypes, fatal errors and clocks."""
+"""The device as torch sees it: selection, dtypes and fatal errors."""
 
 from __future__ import annotations
 
 import os
 import platform
-import time
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +13,6 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
-MIN_CORES_TO_SPIN = 4  # event loop, launching thread, waiting thread, and one for everything else
 FAST_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 and ARM names in /proc/cpuinfo
 
 
@@ -125,63 +121,3 @@ def is_fatal_device_error(error: BaseException) -> bool:
     """Returns whether no further work can run on the device in this process after this error."""
     accelerator_error = getattr(torch, "AcceleratorError", ())
     return isinstance(error, accelerator_error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
-
-
-class Clock(Protocol):
-    """Records marks in the device's stream order. Differences are known once the device has passed the marks."""
-
-    def mark(self) -> Any: ...
-
-    def wait(self, mark: Any) -> None:
-        """Blocks until the device has passed the mark."""
-
-    def spans_us(self, marks: list[Any]) -> list[int]:
-        """Returns microseconds between consecutive marks, all of which have been passed; recycles the marks."""
-
-
-class HostClock:
-    """Clock of devices that work synchronously."""
-
-    def mark(self) -> int:
-        return time.perf_counter_ns()
-
-    def wait(self, mark: int) -> None:
-        """No-op: a synchronous device has passed every mark."""
-
-    def spans_us(self, marks: list[int]) -> list[int]:
-        return [(end - start) // 1000 for start, end in pairwise(marks)]
-
-
-class CudaClock:
-    """Clock of CUDA events in the current stream."""
-
-    def __init__(self, *, spins: bool) -> None:
-        """`spins`: waiting occupies a core and returns at once; otherwise the driver wakes the thread,
-        tens of µs late."""
-        self._spins = spins
-        self._spare: list[Any] = []  # recycled events, shared by several threads
-
-    def mark(self) -> Any:
-        """Records a recycled or new CUDA event in the current stream."""
-        try:
-            event = self._spare.pop()
-        except IndexError:
-            event = torch.cuda.Event(enable_timing=True, blocking=not self._spins)
-        event.record()
-        return event
-
-    def wait(self, mark: Any) -> None:
-        mark.synchronize()
-
-    def spans_us(self, marks: list[Any]) -> list[int]:
-        """Returns microseconds between consecutive marks and keeps their events for reuse."""
-        spans = [int(start.elapsed_time(end) * 1000) for start, end in pairwise(marks)]
-        self._spare += marks
-        return spans
-
-
-def clock_of(device: Device) -> Clock:
-    """Returns the device's clock. A thread waits only while steps run, so it may spin where cores are idle."""
-    if device.is_synchronous:
-        return HostClock()
-    return CudaClock(spins=len(os.sched_getaffinity(0)) >= MIN_CORES_TO_SPIN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.services.worker.kv.host_memory import PendingCopy
 from quire.services.worker.kv_transfer.page_orders import PageOrder
@@ -83,6 +83,15 @@ class ReleaseMedia:
     """Releases the rows of a media item after the plans before it, which may use them."""
 
     identifier: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """Reads the rows of a media item into host memory."""
+
+    receiver: ResultReceiver
+    identifier: bytes
+    reply: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +178,6 @@ class ExecuteDeviceOrder:
 
 
 Deferred = Execute | ReleaseGrammar | EncodeMedia | ReleaseMedia | MoveBlocks | RemoveAdapter | ExecuteDeviceOrder
-Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapter | FinishedStep | StagesFinished
+Command = (
+    Deferred | PageOrder | ReadRows | EndEpoch | ResetCache | ShareGrammar | AddAdapter | FinishedStep | StagesFinished
+)

@@ -20,6 +20,7 @@ from quire.services.worker.engine.commands import (
     MoveBlocks,
     PendingMedia,
     PendingMove,
+    ReadRows,
     ReleaseGrammar,
     ReleaseMedia,
     RemoveAdapter,
@@ -40,6 +41,7 @@ from quire.services.worker.ranks.group import RankFailure, RankGroup
 from quire.services.worker.replica.device_orders import RETRYABLE, compensating_order
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.replica.retained_state import RetainedState
+from quire.services.worker.step.fetched_item import Rows
 from quire.services.worker.step.plan_violation import PlanViolation
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.errors import FailedPrecondition
@@ -67,6 +69,9 @@ class OutcomeHandler(Protocol):
 
     def media_left(self, command: EncodeMedia) -> None:
         """Handles media items that wait for another call of the encoder; it returns as an EncodeMedia command."""
+
+    def rows_read(self, command: ReadRows, rows: Rows | Exception) -> None:
+        """Handles rows that have been read, or the error that prevented it. Re-raises a fatal device error."""
 
     def page_io_started(self, pending_io: PendingPageIO) -> None:
         """Handles page reads or writes that have been started."""
@@ -122,6 +127,8 @@ class DeviceExecutor:
                 self._deferred.append(command)
             case ReadBlocks() | WriteBlocks() | CommitBlocks():
                 self._page_orders.process(command)
+            case ReadRows():
+                self._read_rows(command)
             case FinishedStep():
                 self._record(command)
             case StagesFinished():
@@ -262,6 +269,17 @@ class DeviceExecutor:
             self._outcomes.media_started(PendingMedia(orders, self._replica.media.encode(items)))
         if not is_last:
             self._outcomes.media_left(command)
+
+    def _read_rows(self, command: ReadRows) -> None:
+        """Reads rows of media, unless their attachment has ended, and reports them."""
+        try:
+            if not self._outcomes.is_current(command.receiver):
+                raise FailedPrecondition("epoch: the attachment of these rows has ended")
+            rows = self._replica.media.read(command.identifier)
+        except Exception as error:
+            self._outcomes.rows_read(command, error)
+        else:
+            self._outcomes.rows_read(command, rows)
 
     def _move(self, command: MoveBlocks) -> None:
         """Starts a block transfer on rank 0, then on the other ranks, and reports it as started. A violation ends the

@@ -24,6 +24,7 @@ from quire.services.worker.engine.commands import (
     Execute,
     ExecuteDeviceOrder,
     MoveBlocks,
+    ReadRows,
     ReleaseGrammar,
     ReleaseMedia,
     RemoveAdapter,
@@ -41,7 +42,7 @@ from quire.services.worker.kv_transfer.page_orders import PageOrder
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.lora.peft.reader import AdapterReader
-from quire.services.worker.media.pixels import PixelSource
+from quire.services.worker.media.pixels import NO_ROWS, PixelSource, RowSource
 from quire.services.worker.media.waiting import WaitingMedia
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from quire.services.worker.replica.device_orders import DURING_STEPS
@@ -73,7 +74,7 @@ class StepObserver(Protocol):
 
     def grammar_prepared(self, prepared: CompileResult) -> None: ...
 
-    def media_prepared(self, fetch_us: int, encode_us: int, *, failed: bool) -> None: ...
+    def media_prepared(self, fetch_us: int, encode_us: int, *, outcome: str) -> None: ...
 
 
 class Engine:
@@ -200,6 +201,10 @@ class Engine:
 
     async def run_page_order(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
         """Submits an order about pages and returns its reply; raises the order's error."""
+        return await self.run_on_device(make)
+
+    async def run_on_device(self, make: Callable[[asyncio.Future[Any]], PageOrder | ReadRows]) -> Any:
+        """Submits a command that is replied to and returns its reply; raises the command's error."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._inbox.put(make(reply))
         return await reply
@@ -229,14 +234,14 @@ class Engine:
         """Releases a grammar after the submitted plans, which may use it."""
         self._inbox.put(ReleaseGrammar(grammar_id))
 
-    def use_media(self, source: PixelSource, most_items: int = 0) -> None:
+    def use_media(self, source: PixelSource, most_items: int = 0, *, rows: RowSource = NO_ROWS) -> None:
         """Enables the encoding of media, whose pixels come from `source`. `most_items`: items of one call of the
-        encoder; 0: by their pixels."""
+        encoder; 0: by their pixels; `rows`: source of what other workers have encoded."""
 
         def encode(waiting: WaitingMedia) -> None:
             self._inbox.put(EncodeMedia(waiting))
 
-        self.media = MediaOrders(source, encode, self._observer, most_items)
+        self.media = MediaOrders(source, encode, self._observer, most_items, rows=rows)
 
     def prepare_media(self, receiver: ResultReceiver, order: pb.PrepareMedia) -> None:
         """Starts fetching and encoding a media item, concurrently with steps; `receiver` gets the outcome. Ends the

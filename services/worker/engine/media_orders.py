@@ -1,4 +1,5 @@
-"""Orders to prepare media items: pixels are fetched on the event loop, then the device thread encodes them."""
+"""Orders to prepare media items: pixels are fetched on the event loop, then the device thread encodes them; or their
+rows are fetched from a worker that has encoded them."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from typing import Protocol
 
 from quire.services.worker.codec.media_codec import decode_item
 from quire.services.worker.engine.commands import ResultReceiver
-from quire.services.worker.media.pixels import PixelSource
+from quire.services.worker.media.pixels import NO_ROWS, PixelSource, RowSource
 from quire.services.worker.media.waiting import FetchedOrder, WaitingMedia
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import Fetched, FetchedItem, FetchedRows
 from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import ColumnError
 from quire.shared.errors import Internal, InvalidArgument, QuireError, to_proto
@@ -27,18 +28,25 @@ MAX_CONCURRENT_ITEMS = 16  # that are fetched or wait for the encoder: bounds th
 class MediaObserver(Protocol):
     """Callback for every media item."""
 
-    def media_prepared(self, fetch_us: int, encode_us: int, *, failed: bool) -> None: ...
+    def media_prepared(self, fetch_us: int, encode_us: int, *, outcome: str) -> None:
+        """`outcome`: "encoded", "received" (its rows, from another worker) or "failed"."""
 
 
 class MediaOrders:
     """Executes the orders of attachments; each is answered once, unless its attachment has ended."""
 
     def __init__(
-        self, source: PixelSource, encode: Callable[[WaitingMedia], None], observer: MediaObserver, most_items: int = 0
+        self,
+        source: PixelSource,
+        encode: Callable[[WaitingMedia], None],
+        observer: MediaObserver,
+        most_items: int = 0,
+        *,
+        rows: RowSource = NO_ROWS,
     ) -> None:
         """Takes a source of pixels. `encode`: queues a command for the device thread; `most_items`: of one call of the
-        encoder; 0: by their pixels."""
-        self._source, self._encode, self._observer = source, encode, observer
+        encoder; 0: by their pixels; `rows`: source of what other workers have encoded."""
+        self._source, self._rows, self._encode, self._observer = source, rows, encode, observer
         self._waiting = WaitingMedia(most_items)
         self._tasks = Tasks()
         self._places = asyncio.Semaphore(MAX_CONCURRENT_ITEMS)
@@ -60,9 +68,10 @@ class MediaOrders:
         self._num_releases += 1
 
     async def close(self) -> None:
-        """Abandons all orders and closes the source."""
+        """Abandons all orders and closes the sources."""
         await self._tasks.close()
         await self._source.close()
+        await self._rows.close()
 
     async def _prepare(self, receiver: ResultReceiver, order: pb.PrepareMedia, num_releases: int) -> None:
         """Prepares an item, after `num_releases` releases, and reports it; raises no error."""
@@ -70,7 +79,7 @@ class MediaOrders:
         try:
             async with self._places:
                 item = _decode(order)
-                await self._fetch_and_encode(receiver, item, order.address, prepared, num_releases)
+                await self._fetch_and_encode(receiver, item, order, prepared, num_releases)
         except QuireError as error:
             prepared.error.CopyFrom(to_proto(error))
         except Exception as error:
@@ -79,16 +88,22 @@ class MediaOrders:
         failed = prepared.HasField("error")
         if failed:
             log.warning("a media item cannot be prepared", address=order.address, reason=prepared.error.message)
-        self._observer.media_prepared(prepared.fetch_us, prepared.encode_us, failed=failed)
+        outcome = "failed" if failed else "received" if order.HasField("rows") else "encoded"
+        self._observer.media_prepared(prepared.fetch_us, prepared.encode_us, outcome=outcome)
         if receiver is self._receiver:
             receiver.media_prepared(prepared)
 
     async def _fetch_and_encode(
-        self, receiver: ResultReceiver, item: MediaItem, address: str, prepared: pb.MediaPrepared, num_releases: int
+        self,
+        receiver: ResultReceiver,
+        item: MediaItem,
+        order: pb.PrepareMedia,
+        prepared: pb.MediaPrepared,
+        num_releases: int,
     ) -> None:
-        """Fetches an item and waits until it is encoded; writes the times into `prepared`. Raises QuireError."""
+        """Fetches an item and waits until its rows are kept; writes the times into `prepared`. Raises QuireError."""
         begun_ns = time.perf_counter_ns()
-        pixels = await self._source.fetch(item.identifier, address)
+        fetched = await self._fetch(item, order)
         fetched_ns = time.perf_counter_ns()
         prepared.fetch_us = (fetched_ns - begun_ns) // 1000
         done: asyncio.Future[QuireError | None] = asyncio.get_running_loop().create_future()
@@ -97,13 +112,20 @@ class MediaOrders:
             if not done.done():
                 done.set_result(error)
 
-        fetched = FetchedItem(item.identifier, item.num_embeddings, item.layout, pixels)
         if self._waiting.put(FetchedOrder(receiver, fetched, finish, num_releases)):
             self._encode(self._waiting)
         error = await done
         prepared.encode_us = (time.perf_counter_ns() - fetched_ns) // 1000
         if error is not None:
             raise error
+
+    async def _fetch(self, item: MediaItem, order: pb.PrepareMedia) -> Fetched:
+        """Fetches the rows of an item from the worker that the order names, or its pixels. Raises QuireError."""
+        if order.HasField("rows"):
+            rows = await self._rows.fetch(item.identifier, item.num_embeddings, order.rows)
+            return FetchedRows(item.identifier, item.num_embeddings, rows)
+        pixels = await self._source.fetch(item.identifier, order.address)
+        return FetchedItem(item.identifier, item.num_embeddings, item.layout, pixels)
 
 
 def _decode(order: pb.PrepareMedia) -> MediaItem:

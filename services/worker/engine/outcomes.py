@@ -18,6 +18,7 @@ from quire.services.worker.engine.commands import (
     LaunchedStep,
     PendingMedia,
     PendingMove,
+    ReadRows,
     ResultReceiver,
     StagesFinished,
 )
@@ -26,6 +27,7 @@ from quire.services.worker.engine.waiter import Waiter
 from quire.services.worker.kv_transfer.page_orders import PageOrder, PendingPageIO
 from quire.services.worker.ranks.group import RankFailure, RankGroup
 from quire.services.worker.replica.retained_state import RetainedState
+from quire.services.worker.step.fetched_item import Rows
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal
@@ -103,6 +105,15 @@ class OutcomeDispatcher:
     def media_left(self, command: EncodeMedia) -> None:
         """Queues the command again, behind the plans that have arrived."""
         self._requeue(command)
+
+    def rows_read(self, command: ReadRows, rows: Rows | Exception) -> None:
+        """Replies with rows or the error. Re-raises a fatal device error."""
+        if not isinstance(rows, Exception):
+            self._replies.resolve(command.reply, rows)
+            return
+        if is_fatal_device_error(rows):
+            raise rows
+        self._replies.fail(command.reply, rows)
 
     def page_io_started(self, pending_io: PendingPageIO) -> None:
         self._await_move(pending_io)

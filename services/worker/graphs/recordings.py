@@ -38,17 +38,17 @@ class Recordings:
         self.decodes: StepGraphs = NO_GRAPHS
         self.chunks: StepGraphs = NO_GRAPHS
         self.samples: SampleGraphs | None = None  # sampling of a first pipeline stage
-        self._kinds: list[StepGraphs] = []  # in the order in which they are tried
+        self.kinds: list[StepGraphs] = []  # in the order in which they are tried
 
     def use_decodes(self, graphs: StepGraphs) -> None:
         """Sets the recordings of decode steps, which are tried before others."""
         self.decodes = graphs
-        self._kinds.insert(0, graphs)
+        self.kinds.insert(0, graphs)
 
     def use_chunks(self, graphs: StepGraphs) -> None:
         """Sets the recordings of steps with chunks, which are tried after those of decodes."""
         self.chunks = graphs
-        self._kinds.append(graphs)
+        self.kinds.append(graphs)
 
     def find(self, inputs: StepInputs, new_blocks: NewBlocks, *, samples_alone: bool) -> StepGraphs | None:
         """Returns the recordings that have room for the step and can end in its heads, or None to launch kernels.
@@ -60,7 +60,7 @@ class Recordings:
             self.decodes.forget_rows()
         if inputs.lags is not None:
             return None
-        for graphs in self._kinds:
+        for graphs in self.kinds:
             if (samples_alone or graphs.keeps_hidden) and graphs.accepts(inputs, new_blocks):
                 return graphs
         return None

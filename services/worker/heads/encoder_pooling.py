@@ -65,7 +65,7 @@ class EncoderPoolingHead:
         self._hidden_size = hidden_size
         self._default = default
         self._classifier = classifier
-        self._specs: dict[int, VectorSpec] = {}
+        self.specs: dict[int, VectorSpec] = {}
         self._places: dict[int, I32] = {}  # positions of tokens with a vector each, by slot
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
@@ -92,7 +92,7 @@ class EncoderPoolingHead:
         late = late_interaction.admit(self.late, slot, admission, places is not None and not params.classify)
         if late is not None:
             spec = replace(spec, late=QUERY if late.is_query else DOCUMENT)
-        self._specs[slot] = spec
+        self.specs[slot] = spec
 
     def _classification(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
         """Returns the parameters of a classification, one score per class, pooled as requested or as the classifier
@@ -115,7 +115,7 @@ class EncoderPoolingHead:
         return VectorSpec(modes, normalize, params.dimensions or size, classify=False)
 
     def release(self, slot: int) -> None:
-        self._specs.pop(slot, None)
+        self.specs.pop(slot, None)
         self._places.pop(slot, None)
         if self.late is not None:
             self.late.release(slot)
@@ -127,12 +127,12 @@ class EncoderPoolingHead:
     def rows(self, inputs: StepInputs) -> EncoderPoolingRows | None:
         """Groups the step's pooled prompts by parameters, queries before the documents that are compared with them;
         None if there are none."""
-        if not self._specs:
+        if not self.specs:
             return None
         by_spec: dict[VectorSpec, list[int]] = {}
         for row, slot in enumerate(inputs.slots.tolist()):
-            if slot in self._specs:
-                by_spec.setdefault(self._specs[slot], []).append(row)
+            if slot in self.specs:
+                by_spec.setdefault(self.specs[slot], []).append(row)
         if any(spec.late for spec in by_spec):  # queries before the documents that are compared with them
             by_spec = dict(sorted(by_spec.items(), key=lambda entry: entry[0].late == DOCUMENT))
         return EncoderPoolingRows(self, inputs, by_spec) if by_spec else None

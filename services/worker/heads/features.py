@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.services.worker.device.staging import Array
-from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 
@@ -32,17 +31,11 @@ class Features:
 
 
 class FeaturesHead:
-    """Head that keeps the hidden states of all tokens for the drafter. Sequences do not request it: `wanted` decides
-    for each step."""
+    """Keeps the hidden states of all tokens for the drafter. Sequences do not request it as they request a head:
+    `wanted` decides for each step."""
 
     def __init__(self, wanted: Callable[[StepInputs], bool]) -> None:
         self._wanted = wanted
-
-    def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Does nothing: no state is kept by slot."""
-
-    def release(self, slot: int) -> None:
-        """Does nothing: no state is kept by slot."""
 
     def rows(self, inputs: StepInputs) -> FeatureRows | None:
         return ALL_TOKENS if self._wanted(inputs) else None

@@ -1,4 +1,4 @@
-"""Selects the heads that each step ends in, slot by slot."""
+"""Heads of a worker: the sampling head, and the selection of the others for each step, slot by slot."""
 
 from __future__ import annotations
 
@@ -9,16 +9,61 @@ from itertools import accumulate, pairwise
 import numpy as np
 from torch import Tensor
 
-from quire.services.worker.device.staging import Staging
+from quire.services.worker.device.staging import Staging, upload
+from quire.services.worker.heads.features import FeaturesHead
 from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.port import Head, HeadLaunch, HeadRows
-from quire.services.worker.heads.sampling import SamplingHead
-from quire.services.worker.sampling.features.component import SlotState
-from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.sampling.accept import ChooseTokens, accept_drafts, choose_coupled
+from quire.services.worker.sampling.features.component import Positions, SlotState
+from quire.services.worker.sampling.sampler import PlainRows, SampledTokens, Sampler
 from quire.services.worker.step.admission import SlotAdmission
+from quire.services.worker.step.drafts.drafts import DraftRows
+from quire.services.worker.step.drafts.tree_rows import NO_TOKEN
+from quire.services.worker.step.slot_memory import SlotMemory
+from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 from quire.shared.errors import QuireError
+
+
+class SamplingHead:
+    """Head that samples the tokens of a step and stores each slot's last token in device memory, where the next step
+    reads it."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self.choose_tokens: ChooseTokens = choose_coupled
+
+    def plain(self, slots: Rows) -> PlainRows | None:
+        """Returns the rows of `slots` [num_rows] if a CUDA graph can sample them, else None."""
+        return self.sampler.plain(slots)
+
+    def launch(
+        self, logits: Tensor, inputs: StepInputs, memory: SlotMemory, *, slots: Tensor, positions: Tensor
+    ) -> SampledTokens:
+        """Samples from `logits` [num_samples, vocab_size], which may be overwritten.
+
+        `slots` and `positions`, int32 [num_samples], are the inputs' sampling_slots and sample_positions on the device.
+        Rows from which no token can be sampled store -1 as last token; the next step embeds it as 0.
+        """
+        if inputs.drafts is not None:
+            return self._verify(logits, inputs, inputs.drafts, memory, positions)
+        sampled = self.sampler.sample(logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions))
+        memory.last_tokens.index_copy_(0, slots.long(), sampled.token_ids)
+        return sampled
+
+    def _verify(
+        self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, memory: SlotMemory, positions: Tensor
+    ) -> SampledTokens:
+        """Samples a row per draft and one more for each slot, accepts drafts and stores the last tokens: int32
+        [num_rows] with REJECTED in the rows after a slot's last accepted one."""
+        ahead = upload(drafts.preceding_drafts, logits.device)
+        ready = self.sampler.process(
+            logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)
+        )
+        requested_places = self.choose_tokens(ready, drafts)
+        token_ids = accept_drafts(requested_places, drafts, memory.last_tokens, memory.scratch_slot)
+        return ready.finish(token_ids.clamp(min=NO_TOKEN)).with_tokens(token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +118,13 @@ class Heads:
         self._late = late
         self.sampling = SamplingHead(sampler)
         self._sampler = sampler
-        self._others = list(others)
+        self._others = tuple(others)
+        self._features: FeaturesHead | None = None
         self._observers = tuple(observers)
 
-    def add(self, head: Head) -> None:
-        """Adds a head; only before the first step, because admitted sequences are not repeated to it."""
-        self._others.append(head)
+    def use_features(self, features: FeaturesHead) -> None:
+        """Makes steps end in `features` as well."""
+        self._features = features
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores what the sequence's passes end in, in sampler, heads and observers. Raises InvalidArgument after
@@ -120,14 +166,17 @@ class Heads:
     def prepare_step(self) -> None:
         """Starts work on the host that a step's sampling waits for (grammar masks), once all of its sequences are
         admitted."""
-        self._sampler.prepare_step()
+        masks = self._sampler.grammar_masks
+        if masks.admitted:
+            masks.build_first_masks()
 
     def for_step(self, inputs: StepInputs) -> StepHeads:
         """Returns the heads other than sampling that a row of the step ends in, with the hidden states that they read;
         SAMPLING_ONLY if there are none. Called once per step, in order."""
         rows: tuple[HeadRows, ...] = ()
         for head in self._others:
-            head_rows = head.rows(inputs)
-            if head_rows is not None:
+            if head.specs and (head_rows := head.rows(inputs)) is not None:
                 rows += (head_rows,)
+        if self._features is not None and (features := self._features.rows(inputs)) is not None:
+            rows += (features,)
         return StepHeads(rows) if rows else SAMPLING_ONLY

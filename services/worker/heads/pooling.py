@@ -89,7 +89,7 @@ class PoolingHead:
         self._hidden_size = hidden_size
         self._classifier = classifier
         self._default = default
-        self._specs: dict[int, PoolingSpec] = {}
+        self.specs: dict[int, PoolingSpec] = {}
         # State of slots that are computed in several steps: float32 [hidden_size] sums, or the states so far.
         self._sums: dict[int, Tensor] = {}
         self._states: dict[int, list[Tensor]] = {}
@@ -128,10 +128,10 @@ class PoolingHead:
         late = late_interaction.admit(self._late, slot, admission, by_token)
         spec = PoolingSpec(pooler, num_tokens, normalize, size, classifier, places, late)
         check_size(spec.size)
-        self._specs[slot] = spec
+        self.specs[slot] = spec
 
     def release(self, slot: int) -> None:
-        self._specs.pop(slot, None)
+        self.specs.pop(slot, None)
         self._sums.pop(slot, None)
         self._states.pop(slot, None)
         if self._late is not None:
@@ -139,17 +139,15 @@ class PoolingHead:
 
     def rows(self, inputs: StepInputs) -> PoolingRows | None:
         """Returns the chunks of pooled sequences that this step reads or completes, None if there are none."""
-        if not self._specs:
-            return None
         slots = inputs.slots.tolist()
-        parts = [self._part(inputs, row, slot) for row, slot in enumerate(slots) if slot in self._specs]
+        parts = [self._part(inputs, row, slot) for row, slot in enumerate(slots) if slot in self.specs]
         parts = [part for part in parts if len(part.tokens) or part.is_last]
         return PoolingRows(self, parts) if parts else None
 
     def _part(self, inputs: StepInputs, row: int, slot: int) -> PoolingChunk:
         """Selects the tokens of one slot that the pooler reads in this step: those with a vector each, the last, the
         first, or all."""
-        spec = self._specs[slot]
+        spec = self.specs[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         ends = int(inputs.seq_lens[row]) == spec.num_tokens
         if spec.places is not None:

@@ -7,6 +7,7 @@ hidden states it reads, and receives them after the model's layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -52,5 +53,10 @@ class Head(SlotState, Protocol):
     """Output of a forward pass in addition to samples, requested by sequences on admission. Slots that do not use it
     cost nothing."""
 
+    @property
+    def specs(self) -> Mapping[int, object]:
+        """Requests of the sequences, by slot."""
+
     def rows(self, inputs: StepInputs) -> HeadRows | None:
-        """Returns the head's input in a step, None if it has none; called once per step, in order."""
+        """Returns the head's input in a step, None if it has none; called once for each step that begins with requests,
+        in order."""

@@ -105,7 +105,7 @@ class PromptLogprobsHead:
         self._settings = settings
         self._device = device
         self._logits_of = logits_of
-        self._specs: dict[int, PromptLogprobsSpec] = {}
+        self.specs: dict[int, PromptLogprobsSpec] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores the requested positions and entries; does nothing if none are requested or the prompt ends before the
@@ -125,20 +125,20 @@ class PromptLogprobsHead:
         prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]
         if first < len(prompt):
             # Lists begin at prompt_logprob_start; position 0 has no log-probability.
-            self._specs[slot] = PromptLogprobsSpec(prompt, first, count, named[first - sampling.prompt_logprob_start :])
+            self.specs[slot] = PromptLogprobsSpec(prompt, first, count, named[first - sampling.prompt_logprob_start :])
 
     def release(self, slot: int) -> None:
-        self._specs.pop(slot, None)
+        self.specs.pop(slot, None)
 
     def rows(self, inputs: StepInputs) -> PromptLogprobRows | None:
         """Returns the step's tokens that precede a requested position, None if there are none; forgets requests that
         this step completes."""
-        rows = self._rows(inputs) if self._specs else None
+        rows = self._rows(inputs)
         return None if rows is None else PromptLogprobRows(rows, self)
 
     def _rows(self, inputs: StepInputs) -> PromptRows | None:
         """Returns the rows of a step, None if it computes no requested position."""
-        parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self._specs]
+        parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self.specs]
         parts = [part for part in parts if len(part.tokens)]
         if not parts:
             return None
@@ -154,13 +154,13 @@ class PromptLogprobsHead:
     def _part(self, inputs: StepInputs, row: int, slot: int) -> PromptRows:
         """Returns one slot's rows in this step, possibly none; deletes the slot's request if the step reaches the last
         prompt token."""
-        spec = self._specs[slot]
+        spec = self.specs[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         begin = int(inputs.positions[start])
         reached = begin + end - start  # position after these tokens
         positions = np.arange(max(begin + 1, spec.first), min(reached, len(spec.prompt) - 1) + 1, dtype=np.int32)
         if reached >= len(spec.prompt) - 1:
-            del self._specs[slot]
+            del self.specs[slot]
         tokens = positions - (begin + 1) + start
         names = _named_ids(spec.named, positions - spec.first) if spec.named else None
         counts = np.full(len(positions), spec.count) if names is None else (names >= 0).sum(axis=1)

@@ -84,10 +84,8 @@ class ForwardBatch:
         ]
         return replace(self, other_groups=tuple(others))
 
-    def with_media(self, media: MediaRows | None) -> ForwardBatch:
-        """Returns the batch with rows of media, whose tokens see each other if `media` says so; None: itself."""
-        if media is None:
-            return self
+    def with_media(self, media: MediaRows) -> ForwardBatch:
+        """Returns the batch with rows of media, whose tokens see each other if `media` says so."""
         groups = [
             replace(batch, media=media, attention=replace(batch.attention, seen_ends=media.seen_ends))
             for batch in (self, *self.other_groups)

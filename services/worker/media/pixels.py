@@ -1,10 +1,12 @@
-"""Sources of pixels."""
+"""Sources of pixels, and of rows that other workers have computed."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from quire.services.worker.step.fetched_item import Pixels
+from quire.services.worker.step.fetched_item import Pixels, Rows
+from quire.shared.errors import FailedPrecondition
+from quire.shared.pb.worker.v1 import worker_pb2
 
 
 class PixelSource(Protocol):
@@ -16,3 +18,28 @@ class PixelSource(Protocol):
 
     async def close(self) -> None:
         """Closes the connections to media services; nothing can be fetched afterwards."""
+
+
+class RowSource(Protocol):
+    """Source of the rows of media items that other workers have encoded."""
+
+    async def fetch(self, identifier: bytes, num_rows: int, source: worker_pb2.RowsSource) -> Rows:
+        """Returns the rows of an item, uint8 [num_rows, bytes of a row]. Raises QuireError: Unavailable if the worker
+        cannot be reached or sends something else."""
+
+    async def close(self) -> None:
+        """Closes the connections to other workers; nothing can be fetched afterwards."""
+
+
+class NoRows:
+    """Null object of workers that exchange no rows."""
+
+    async def fetch(self, identifier: bytes, num_rows: int, source: worker_pb2.RowsSource) -> Rows:
+        """Raises FailedPrecondition."""
+        raise FailedPrecondition("this worker has announced no layout of rows")
+
+    async def close(self) -> None:
+        """Does nothing: there are no connections."""
+
+
+NO_ROWS = NoRows()

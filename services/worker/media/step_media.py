@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +39,8 @@ class SlotMedia(Protocol):
 class NoStepMedia:
     """Null object of models without an encoder."""
 
+    pending: Mapping[int, object] = MappingProxyType({})
+
     def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Raises PlanViolation: the worker has announced no encoder."""
         raise PlanViolation(f"admitted slot {slot} has media, and this worker has announced no encoder")
@@ -49,7 +52,7 @@ class NoStepMedia:
         """Raises PlanViolation: the model has no cross attention."""
         raise PlanViolation("writes_cross: this worker has announced no cross attention")
 
-    def rows(self, inputs: StepInputs) -> None:
+    def rows(self, inputs: StepInputs) -> MediaRows | None:
         """Returns None: no step has rows of media."""
         return None
 
@@ -73,7 +76,8 @@ class StepMedia(NoStepMedia):
         """`sees_ahead`: tokens with rows see each other within their run (AttentionMetadata.seen_ends); no chunk ends
         inside of one."""
         self._cache, self._device, self._sees_ahead = cache, device, sees_ahead
-        self._pending: dict[int, tuple[Sequence[MediaItem], int]] = {}  # by slot: items, end of their last row
+        # By slot, until its last row is computed: items, end of their last row.
+        self.pending: dict[int, tuple[Sequence[MediaItem], int]] = {}
 
     def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
@@ -83,18 +87,16 @@ class StepMedia(NoStepMedia):
             require(kept, lambda: f"admitted slot {slot}: the rows of a media item are not kept")
         end = last_row_end(items)
         if end > num_computed:
-            self._pending[slot] = items, end
+            self.pending[slot] = items, end
 
     def release(self, slot: int) -> None:
         """Drops the items of a slot."""
-        self._pending.pop(slot, None)
+        self.pending.pop(slot, None)
 
-    def rows(self, inputs: StepInputs) -> MediaRows | None:  # type: ignore[override]
+    def rows(self, inputs: StepInputs) -> MediaRows | None:
         """Returns the rows of media in a step; None if it has none."""
-        if not self._pending:
-            return None
         found = _StepRows([], [], np.zeros(inputs.num_tokens, np.int32))
-        for slot in [*self._pending]:
+        for slot in [*self.pending]:
             row = int(np.searchsorted(inputs.slots, slot))
             if row < inputs.num_rows and inputs.slots[row] == slot:
                 self._add_rows(slot, inputs, row, found)
@@ -109,7 +111,7 @@ class StepMedia(NoStepMedia):
     def _add_rows(self, slot: int, inputs: StepInputs, row: int, found: _StepRows) -> None:
         """Adds to `found` the tokens of the step's row `row` that take rows of media, and those rows. Drops the slot
         once its last row of media is computed."""
-        items, last = self._pending[slot]
+        items, last = self.pending[slot]
         first, end = int(inputs.query_start[row]), int(inputs.seq_lens[row])
         begin = end - (int(inputs.query_start[row + 1]) - first)
         for item in items:
@@ -119,4 +121,4 @@ class StepMedia(NoStepMedia):
                 found.parts.append(self._cache.rows(item.identifier)[first_row : first_row + count])
                 found.seen_ends[at : at + count] = position + count
         if end >= last:
-            del self._pending[slot]
+            del self.pending[slot]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import Fetched, FetchedItem
 from quire.shared.errors import QuireError
 
 # Pixels of one call of the encoder, so that a step is delayed by about 10 ms: nine pictures of 336 x 336 pixels, for
@@ -17,10 +17,10 @@ MOST_PIXELS = 1 << 20
 
 
 class FetchedOrder(NamedTuple):
-    """Order of an attachment whose pixels have arrived."""
+    """Order of an attachment whose pixels or rows have arrived."""
 
     receiver: Any  # the attachment
-    item: FetchedItem
+    item: Fetched
     finish: Callable[[QuireError | None], None]  # called once on the event loop, unless the attachment has ended
     num_releases: int = 0  # orders to release rows that the worker had received before this one, since its start
 
@@ -62,8 +62,11 @@ class WaitingMedia:
         """Returns whether an order may be encoded together with those of `batch`."""
         if not batch:
             return True
-        pixels = order.item.pixels
-        if pixels.shape != batch[0].item.pixels.shape:
+        item, first = order.item, batch[0].item
+        if not isinstance(item, FetchedItem) or not isinstance(first, FetchedItem):
+            return False  # rows are copied one item at a time
+        pixels = item.pixels
+        if pixels.shape != first.pixels.shape:
             return False
         count = len(batch) + 1
         return count * math.prod(pixels.shape[:3]) <= MOST_PIXELS and not 0 < self._most_items < count

@@ -21,7 +21,7 @@ from quire.services.worker.ranks.grammars import FollowerGrammars
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.ring import RingReader
 from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import Fetched
 from quire.services.worker.step.plan import StepPlan
 from quire.shared import logs
 from quire.shared.errors import QuireError
@@ -51,7 +51,7 @@ class FollowerTransfers(Protocol):
 class FollowerMedia(Protocol):
     """Interface of replica/media_encoding.py used here."""
 
-    def encode(self, items: Sequence[FetchedItem]) -> object: ...
+    def encode(self, items: Sequence[Fetched]) -> object: ...
 
     def release(self, identifier: bytes) -> None: ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import Fetched
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal
@@ -62,7 +62,7 @@ class RankGroup(Protocol):
     def release_grammar(self, grammar_id: bytes) -> None:
         """Makes every rank release a grammar that no later plan uses."""
 
-    def encode_media(self, items: Sequence[FetchedItem]) -> None:
+    def encode_media(self, items: Sequence[Fetched]) -> None:
         """Makes every rank encode media items, before plans that use their rows."""
 
     def release_media(self, identifier: bytes) -> None:
@@ -118,7 +118,7 @@ class OneRank:
     def release_grammar(self, grammar_id: bytes) -> None:
         """No-op: there is no other rank."""
 
-    def encode_media(self, items: Sequence[FetchedItem]) -> None:
+    def encode_media(self, items: Sequence[Fetched]) -> None:
         """No-op: there is no other rank."""
 
     def release_media(self, identifier: bytes) -> None:

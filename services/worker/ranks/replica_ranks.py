@@ -19,7 +19,7 @@ from quire.services.worker.ranks.peer_rank import PeerRank
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.processes import RankProcesses
 from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import Fetched
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -111,7 +111,7 @@ class ReplicaRanks:
     def release_grammar(self, grammar_id: bytes) -> None:
         self._send(CommandKind.RELEASE_GRAMMAR, grammar_id)
 
-    def encode_media(self, items: Sequence[FetchedItem]) -> None:
+    def encode_media(self, items: Sequence[Fetched]) -> None:
         self._send(CommandKind.ENCODE_MEDIA, encode_fetched(items))
 
     def release_media(self, identifier: bytes) -> None:

@@ -13,7 +13,10 @@ PlanHook = Callable[[StepPlan], None]  # called before a plan is applied; raises
 class ReplicaComponent:
     """A component of a replica; subclasses override the hooks that concern them. Used on the device thread."""
 
-    plan_hooks: Sequence[PlanHook] = ()
+    @property
+    def plan_hooks(self) -> Sequence[PlanHook]:
+        """Hooks that are called before each plan until the next device order."""
+        return ()
 
     def end_epoch(self, report: RetainedState) -> RetainedState:
         """Ends what belongs to the attachment; returns the report extended by what is retained."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.services.worker.models.loading.broadcast.weights_groups import DTYPES, WeightsGroups
 from quire.services.worker.models.loading.weight_folders import WeightFolders
 from quire.services.worker.models.loading.weights import NewWeights, Weights, WeightsId
-from quire.services.worker.replica.component import ReplicaComponent
+from quire.services.worker.replica.component import PlanHook, ReplicaComponent
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.sleep.sleeper import Sleeper
 from quire.services.worker.step.plan import StepPlan
@@ -35,7 +35,11 @@ class DeviceOrderHandler(ReplicaComponent):
     def __init__(self, weights: Weights, folders: WeightFolders, sleeper: Sleeper, groups: WeightsGroups) -> None:
         self.weights, self._folders, self.sleeper, self._groups = weights, folders, sleeper, groups
         self._broadcast: pb.ExpectedBroadcast | None = None
-        self.plan_hooks = (self._check_awake,)
+
+    @property
+    def plan_hooks(self) -> Sequence[PlanHook]:
+        """The check that refuses plans, while weights or KV sleep or are released; only an order changes that."""
+        return () if self.sleeper.is_awake else (self._check_awake,)
 
     @property
     def stages_beside_steps(self) -> bool:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.services.worker.replica.component import ReplicaComponent
-from quire.shared.errors import Internal, InvalidArgument, QuireError, ResourceExhausted, Unimplemented
+from quire.services.worker.step.fetched_item import FetchedRows
+from quire.shared.errors import (
+    Internal,
+    InvalidArgument,
+    NotFound,
+    QuireError,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
 from quire.shared.logs import logger
 
 if TYPE_CHECKING:  # this module is also imported without torch
@@ -16,9 +25,11 @@ if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.media.encoder_cache import EncoderCache
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.services.worker.replica.retained_state import RetainedState
-    from quire.services.worker.step.fetched_item import FetchedItem, Pixels
+    from quire.services.worker.step.fetched_item import Fetched, Pixels, Rows
 
 log = logger("worker.media")
+
+MOST_ROW_LAYERS = 16  # embeddings in a row: those of the first layer, and of later ones (deepstack)
 
 
 class EncodedBatch(NamedTuple):
@@ -28,14 +39,31 @@ class EncodedBatch(NamedTuple):
     wait: Callable[[], None]  # blocks until the device has computed the rows; callable from any thread
 
 
+class RowType(NamedTuple):
+    """Type of the embeddings of a text model."""
+
+    dtype: torch.dtype
+    hidden_size: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one embedding."""
+        return self.hidden_size * self.dtype.itemsize
+
+
 class NoMediaEncoding(ReplicaComponent):
     """Null object of models without an encoder."""
 
     capacity = num_rows = num_items = 0
     modalities: tuple[str, ...] = ()
     whole_items = False  # no step ends inside of an item's range
+    layout = b""  # digest of what rows depend on; empty: rows are not exchanged with other workers
 
-    def encode(self, items: Sequence[FetchedItem]) -> EncodedBatch:
+    def read(self, identifier: bytes) -> Rows:
+        """Raises NotFound: no rows are kept."""
+        raise NotFound(f"this worker does not keep the rows of the media item {identifier.hex()}", field="identifier")
+
+    def encode(self, items: Sequence[Fetched]) -> EncodedBatch:
         """Fails every item: the worker has announced no encoder."""
         error = Unimplemented("this worker has no encoder for media")
         return EncodedBatch((error,) * len(items), _finished)
@@ -57,11 +85,15 @@ class MediaEncoding(NoMediaEncoding):
         device: torch.device,
         modalities: tuple[str, ...],
         *,
+        row_type: RowType,
         scale: float = 1.0,
         whole_items: bool = False,
+        layout: bytes = b"",
     ) -> None:
         """Takes an encoder with weights and an empty cache. `scale`: factor of the rows; `whole_items`: the tokens of
-        an item see each other, so that it is computed in one step."""
+        an item see each other, so that it is computed in one step; `layout`: digest of what rows depend on."""
+        self._row_type, self.layout = row_type, layout
+        self._copies = _side_stream(device)
         self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
         self.capacity = cache.capacity
         self.modalities = modalities
@@ -77,9 +109,21 @@ class MediaEncoding(NoMediaEncoding):
         """Number of items whose rows are kept."""
         return len(self._cache)
 
-    def encode(self, items: Sequence[FetchedItem]) -> EncodedBatch:
-        """Starts encoding items of equal shape together and keeps their rows. If that fails, each is encoded alone, so
-        that an item fails by itself. Raises fatal device errors."""
+    def read(self, identifier: bytes) -> Rows:
+        """Returns the rows of a kept item in host memory, without waiting for what the device computes meanwhile.
+        Raises NotFound."""
+        import torch
+
+        if identifier not in self._cache:
+            return super().read(identifier)
+        rows = self._cache.rows(identifier)
+        with torch.cuda.stream(self._copies):
+            found: Rows = rows.to("cpu").view(torch.uint8).numpy()
+        return found
+
+    def encode(self, items: Sequence[Fetched]) -> EncodedBatch:
+        """Starts encoding items of equal shape together and keeps their rows, or keeps rows that other workers have
+        computed. If that fails, each is encoded alone, so that an item fails by itself. Raises fatal device errors."""
         try:
             rows = self._rows(items)
         except Exception as error:
@@ -104,26 +148,39 @@ class MediaEncoding(NoMediaEncoding):
         self._cache.clear()
         return report
 
-    def _rows(self, items: Sequence[FetchedItem]) -> list[Tensor]:
-        """Computes the rows of items of equal shape."""
+    def _rows(self, items: Sequence[Fetched]) -> list[Tensor]:
+        """Computes the rows of items of equal shape, or returns those that another worker has computed."""
         from quire.services.worker.models.vision.port import MediaInput
 
-        inputs = [MediaInput(self._upload(item.pixels), item.layout) for item in items]
-        rows = self._encoder.encode(inputs)
+        received = [self._received(item) for item in items if isinstance(item, FetchedRows)]
+        pixels = [item for item in items if not isinstance(item, FetchedRows)]
+        if not pixels:
+            return received
+        assert not received, "pixels and rows come in batches of their own"
+        rows = self._encoder.encode([MediaInput(self._upload(item.pixels), item.layout) for item in pixels])
         return rows if self._scale == 1 else [part * self._scale for part in rows]
 
-    def _upload(self, pixels: Pixels) -> Tensor:
-        """Returns the pixels on the device. Read-only ones, which a store or a message owns, are copied first."""
+    def _received(self, item: FetchedRows) -> Tensor:
+        """Returns the rows of another worker on the device. Raises Unavailable for rows of another width than
+        embeddings have, or a multiple of it."""
+        width, num_bytes = self._row_type.num_bytes, item.rows.shape[1]
+        if num_bytes % width or not 0 < num_bytes <= MOST_ROW_LAYERS * width:
+            text = f"rows of {num_bytes} bytes, where embeddings have {width}"
+            raise Unavailable(f"media: another worker sent {text}")
+        return self._upload(item.rows).view(self._row_type.dtype)
+
+    def _upload(self, pixels: Pixels | Rows) -> Tensor:
+        """Returns pixels or rows on the device. Read-only ones, which a store or a message owns, are copied first."""
         import torch
 
         own = pixels if pixels.flags.writeable else pixels.copy()
         return torch.from_numpy(own).to(self._device, non_blocking=True)
 
-    def _keep(self, item: FetchedItem, rows: Tensor) -> QuireError | None:
+    def _keep(self, item: Fetched, rows: Tensor) -> QuireError | None:
         """Keeps the rows of an item; returns the error of an item with another number of rows than the scheduler
         counts, or for which there is no room."""
         if rows.size(0) != item.num_embeddings:
-            text = f"the encoder computes {rows.size(0)} rows from pixels {list(item.pixels.shape)}"
+            text = f"the encoder computes {rows.size(0)} rows from {_text(item)}"
             return InvalidArgument(f"media: {text}, not num_embeddings {item.num_embeddings}", field="media")
         try:
             self._cache.keep(item.identifier, _own_memory(rows))
@@ -149,22 +206,36 @@ def _raise_if_fatal(error: Exception) -> None:
         raise error
 
 
-def _failure(error: Exception, item: FetchedItem) -> QuireError:
+def _text(item: Fetched) -> str:
+    """Describes the content of an item for messages."""
+    if isinstance(item, FetchedRows):
+        return f"rows {list(item.rows.shape)}"
+    return f"pixels {list(item.pixels.shape)}"
+
+
+def _failure(error: Exception, item: Fetched) -> QuireError:
     """Returns the error to report for an item that cannot be encoded."""
     import torch
 
     if isinstance(error, QuireError):
         return error
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return ResourceExhausted(f"media: no memory to encode pixels {list(item.pixels.shape)}")
-    log.error("encoding failed", shape=list(item.pixels.shape), error=f"{type(error).__name__}: {error}")
-    return Internal(f"media: pixels {list(item.pixels.shape)} cannot be encoded: {type(error).__name__}")
+        return ResourceExhausted(f"media: no memory to encode {_text(item)}")
+    log.error("encoding failed", item=_text(item), error=f"{type(error).__name__}: {error}")
+    return Internal(f"media: {_text(item)} cannot be encoded: {type(error).__name__}")
 
 
 def _own_memory(rows: Tensor) -> Tensor:
     """Returns rows that keep no other item's memory alive: those of one call may be parts of one tensor."""
     rows = rows.contiguous()
     return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Returns a stream for copies that do not wait for the device's other work; None on the CPU."""
+    import torch
+
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 def _finished() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from quire.services.worker.replica.component import PlanHook, ReplicaComponent
@@ -26,7 +26,10 @@ class BalancedExperts(MixtureExperts):
     def __init__(self, read_load: Callable[[], LoadByLayer], balance: ExpertBalance) -> None:
         super().__init__(read_load)
         self.balance = balance
-        self.plan_hooks: tuple[PlanHook, ...] = (self._rebalance,)
+
+    @property
+    def plan_hooks(self) -> Sequence[PlanHook]:
+        return (self._rebalance,)
 
     def _rebalance(self, plan: StepPlan) -> None:
         """Plan hook: exchanges experts with the other ranks if this step is an agreed one."""

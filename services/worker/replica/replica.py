@@ -86,7 +86,7 @@ class Replica:
         )
         self._steady = self._slots.steady
         self._components: tuple[ReplicaComponent, ...] = (orders, experts, transfers, self.media)
-        self._plan_hooks: list[PlanHook] = [hook for component in self._components for hook in component.plan_hooks]
+        self._plan_hooks = self._collect_plan_hooks()
         self.adapters = runner.adapters
         self.pages = transfers.pages
         self.table = record.table
@@ -147,10 +147,16 @@ class Replica:
     def execute_order(self, order: pb.DeviceOrder) -> None:
         """Executes a device order while no step is in flight and resets the cache if its KV became invalid. Raises
         QuireError and then changes nothing."""
-        if self.orders.execute_order(order):
-            self.reset_cache()
+        try:
+            if self.orders.execute_order(order):
+                self.reset_cache()
+        finally:
+            self._plan_hooks = self._collect_plan_hooks()
         if order.WhichOneof("order") in DROPS_ROWS:
             self.media.clear()
+
+    def _collect_plan_hooks(self) -> list[PlanHook]:
+        return [hook for component in self._components for hook in component.plan_hooks]
 
     def update_weights(self, new: NewWeights) -> None:
         """Replaces the weights between two steps and resets the cache. Raises QuireError and then changes nothing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from quire.kernels.reference.low_rank import AdaptedRows
 from quire.services.worker.device.device import Device
 from quire.services.worker.device.staging import Staging, staging_for, upload
 from quire.services.worker.device.step_timer import StepTimer
-from quire.services.worker.graphs.recorded_steps import StepGraphs
+from quire.services.worker.graphs.recorded_steps import ReadyStep, StepGraphs
 from quire.services.worker.graphs.recordings import Recordings
 from quire.services.worker.graphs.stage_graphs import SampleGraphs
 from quire.services.worker.heads.heads import Heads, StepHeads
@@ -30,13 +30,12 @@ from quire.services.worker.layers.forward_batch import ForwardBatch, MediaRows
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS, StepAdapters
 from quire.services.worker.media.cross_media import CrossMedia
 from quire.services.worker.media.step_media import NO_STEP_MEDIA, NoStepMedia, StepMedia
-from quire.services.worker.runner.component import RunnerComponent
+from quire.services.worker.runner.component import Forward, RunnerComponent, StepContext, StepLayers
 from quire.services.worker.runner.context_parallel import ContextParallel
-from quire.services.worker.runner.local_steps import LocalLayers, LocalSteps, StepContext, StepLayers
 from quire.services.worker.runner.pipeline import RunnerStage
 from quire.services.worker.runner.step_batches import StepBatches, Uploaded
-from quire.services.worker.runner.step_ending import StageLaunch, StepEnding
-from quire.services.worker.sampling.sampler import Sampler
+from quire.services.worker.runner.step_ending import EndStep, StageLaunch, StepEnding
+from quire.services.worker.sampling.sampler import SampledTokens, Sampler
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.slot_memory import SlotMemory
@@ -229,7 +228,7 @@ class ModelRunner:
         heads = self.heads
         heads.prepare_step()
         step_heads = heads.for_step(inputs)
-        media = self.media.rows(inputs)
+        media = self.media.rows(inputs) if self.media.pending else None
         graphs = self._recording(inputs, new_blocks, step_heads, media)
         for component in self._components:
             component.prepare_launch(inputs, one_token_per_row=graphs is not None and graphs.one_token_per_row)
@@ -242,6 +241,8 @@ class ModelRunner:
     ) -> StepGraphs | None:
         """Returns the recordings that have room for the step; None for steps with rows of media, which recordings do
         not read."""
+        if not self.recordings.kinds:
+            return None
         if media is None:
             return self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
         self.recordings.forget_rows()
@@ -266,7 +267,9 @@ class ModelRunner:
         wanted = self._wanted(inputs, up, step_heads)
         is_recorded = model is not self._eager_model  # a tape runs all tokens through all layers
         only_last = wanted is up.sampling_tokens and not is_recorded
-        batch = batches.batch(inputs, up, wanted, only_last=only_last).with_media(media)
+        batch = batches.batch(inputs, up, wanted, only_last=only_last)
+        if media is not None:
+            batch = batch.with_media(media)
         self._timer.mark(marks)
         return self._layers.launch(model, batch, self.caches, inputs, end=end, marks=marks)
 
@@ -297,3 +300,55 @@ class ModelRunner:
         forward = self._eager_model.forward
         only = not step_heads.rows
         return self._context.hidden(forward, shares, self._batches, new_blocks, tokens=tokens, only_samples=only)
+
+
+class LocalLayers:
+    """Runs all layers on this rank: the heads are launched at once, and no step waits for other ranks."""
+
+    def launch(
+        self,
+        model: Forward,
+        batch: ForwardBatch,
+        caches: list[LayerCache],
+        inputs: StepInputs,
+        *,
+        end: EndStep,
+        marks: list[Any] | None,
+    ) -> StageLaunch:
+        """Runs the model and launches the heads at once; a step without tokens runs no layers."""
+        return end(model.forward(batch, caches) if inputs.num_tokens else None)
+
+    def replay(
+        self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
+    ) -> StageLaunch:
+        """Replays the recording including its logits, then samples and launches the other heads."""
+        return ending.end_recorded(step, inputs, step_heads, marks)
+
+    def launch_oldest_heads(self) -> None:
+        """Does nothing: heads are launched with their step."""
+
+    def launch_heads_of(self, slots: Rows) -> None:
+        """Does nothing: heads are launched with their step."""
+
+
+class LocalSteps:
+    """Context of a single rank, or of ranks that all compute the whole step: partitions nothing."""
+
+    def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
+        return None
+
+    def hidden(
+        self,
+        forward: Callable[[ForwardBatch, list[LayerCache]], Tensor],
+        shares: TokenShares,
+        batches: StepBatches,
+        new_blocks: NewBlocks,
+        *,
+        tokens: I32,
+        only_samples: bool,
+    ) -> Tensor:
+        """Raises AssertionError: shares() never partitions a step."""
+        raise AssertionError("no step is shared out")
+
+    def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
+        """Does nothing: there are no context-parallel ranks."""

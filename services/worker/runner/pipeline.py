@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from quire.services.worker.device.step_timer import StepTimer
-from quire.services.worker.runner.local_steps import Forward
+from quire.services.worker.runner.component import Forward
 from quire.services.worker.runner.output import Launch, RunnerOutput
 from quire.services.worker.runner.stage_parts import EagerStagePart, RecordedStagePart, StagePart
 from quire.services.worker.runner.step_ending import EndStep, StageLaunch, StepEnding

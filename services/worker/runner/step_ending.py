@@ -15,7 +15,7 @@ from quire.services.worker.graphs.recordings import Recordings
 from quire.services.worker.heads.heads import Heads, StepHeads
 from quire.services.worker.heads.port import HeadLaunch
 from quire.services.worker.lora.no_adapters import StepAdapters
-from quire.services.worker.runner.local_steps import StepContext
+from quire.services.worker.runner.component import StepContext
 from quire.services.worker.runner.output import Launch, RunnerOutput
 from quire.services.worker.runner.step_batches import Uploaded
 from quire.services.worker.sampling.sampler import SampledTokens

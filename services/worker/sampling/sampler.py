@@ -192,10 +192,6 @@ class Sampler:
             self.release(slot)
             raise
 
-    def prepare_step(self) -> None:
-        """Starts building the first grammar masks, once all sequences of a step are admitted; returns at once."""
-        self.grammar_masks.build_first_masks()
-
     def release(self, slot: int) -> None:
         """Drops the state of `slot` in every feature; temperature and filters stay until the next admission overwrites
         them."""

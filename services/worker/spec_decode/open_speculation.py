@@ -89,7 +89,7 @@ def start_speculation(
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
     runner.heads.sampling.choose_tokens = REJECTION_METHODS[config.rejection_sample_method]
-    runner.heads.add(FeaturesHead(functools.partial(_wants_features, drafter, table)))
+    runner.heads.use_features(FeaturesHead(functools.partial(_wants_features, drafter, table)))
     forced_only = config.method == "grammar"
     adaptive = config.adaptive_length and not forced_only
     return Speculation(

@@ -1,4 +1,4 @@
-"""A media item whose pixels, or features of sound, have arrived."""
+"""A media item whose pixels, features of sound, or rows have arrived."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 # uint8 [num_tiles, height, width, 3]; of sound: float32 [num_tiles, bins, frames]
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Rows = npt.NDArray[np.uint8]  # [num_embeddings, bytes of a row]
 
 
 class FetchedItem(NamedTuple):
@@ -18,3 +19,14 @@ class FetchedItem(NamedTuple):
     num_embeddings: int  # rows that are expected
     layout: tuple[int, ...]  # TileLayout.numbers of the family's processor
     pixels: Pixels
+
+
+class FetchedRows(NamedTuple):
+    """Item that another worker has encoded."""
+
+    identifier: bytes
+    num_embeddings: int  # rows that are expected
+    rows: Rows
+
+
+Fetched = FetchedItem | FetchedRows

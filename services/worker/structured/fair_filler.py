@@ -7,14 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from quire.services.worker.structured.backends.vocabulary import MASK_BITS
 from quire.services.worker.structured.port import MaskFiller, Matcher
 from quire.services.worker.structured.slow_tenants import SlowTenants
 from quire.shared.columns import I32
 
 MAX_STEPS_OVER_SHARE = 3  # consecutive steps in which a tenant may exceed its share
 STEP_BUDGET_S = 0.01  # CPU seconds per step for all sequences of noticeable cost; tenants share it
-NOTICEABLE_S = 0.001  # average time of a token and its mask; usual grammars take 0.02 to 0.6 ms
-SMOOTHING = 8  # tokens in the moving average
+# Average time of a token and its mask from which a sequence counts against the budget. Usual grammars take 0.02 to
+# 0.6 ms with 150,000 tokens, and 0.02 to 0.1 ms with a few thousand.
+NOTICEABLE_S, LEAST_NOTICEABLE_S = 0.001, 0.0004
+NOTICEABLE_VOCABULARY = 150_000  # tokens to which NOTICEABLE_S applies; in proportion for smaller vocabularies
+SMOOTHING = 4  # tokens in the moving average: an ambiguous grammar doubles its time within a dozen tokens
 SLOW_TOKEN_S = 0.001  # average time above which a sequence's tokens count as slow
 USUAL_TOKEN_S = 20e-6  # upper bound of the usual time per token
 MIN_SLOW_TOTAL_S = 0.5  # total time before a sequence's pace is judged
@@ -89,11 +93,12 @@ class FairFiller:
             self._fill_together(together, masks)
         else:
             alone += together
+        limit_s = noticeable_s(masks.shape[1] * MASK_BITS)
         for sequence, place in alone:
             began = time.thread_time()
             self._filler.fill([sequence.matcher], [place], masks)
-            _update_cost(sequence, time.thread_time() - began)
-        self._enforce_budget([sequence for sequence, _ in alone])
+            _update_cost(sequence, time.thread_time() - began, limit_s)
+        self._enforce_budget([sequence for sequence, _ in alone if sequence.cost_s > limit_s])
         self._tenants.count_masks(sequence.tenant for sequence in sequences)
 
     def _fill_together(self, rows: Sequence[Row], masks: I32) -> None:
@@ -107,11 +112,10 @@ class FairFiller:
 
     def _enforce_budget(self, sequences: Sequence[MaskedSequence]) -> None:
         """Ends the most expensive sequences of a tenant that exceeded its share in MAX_STEPS_OVER_SHARE consecutive
-        steps, until the rest is within it, and adds a strike to the tenant."""
+        steps, until the rest is within it, and adds a strike to the tenant. `sequences`: those of noticeable cost."""
         slow: Costs = {}
         for sequence in sequences:
-            if sequence.cost_s > NOTICEABLE_S:
-                slow.setdefault(sequence.tenant, []).append(sequence)
+            slow.setdefault(sequence.tenant, []).append(sequence)
         shares = self._tenants.shares({tenant: _total(mine) for tenant, mine in slow.items()})
         over = [tenant for tenant, mine in slow.items() if _total(mine) > shares[tenant]]
         self._num_over = {tenant: self._num_over.get(tenant, 0) + 1 for tenant in over}
@@ -140,9 +144,15 @@ def _total(sequences: Sequence[MaskedSequence]) -> float:
     return sum(sequence.cost_s for sequence in sequences)
 
 
-def _update_cost(sequence: MaskedSequence, seconds: float) -> None:
-    """Adds the time of a mask and of its token to the sequence's moving average; a noticeable cost keeps it timed
+def noticeable_s(vocab_size: int) -> float:
+    """Returns the average time of a token and its mask from which a sequence counts as slow: the larger the vocabulary,
+    the longer a usual mask takes."""
+    return max(LEAST_NOTICEABLE_S, min(1.0, vocab_size / NOTICEABLE_VOCABULARY) * NOTICEABLE_S)
+
+
+def _update_cost(sequence: MaskedSequence, seconds: float, limit_s: float) -> None:
+    """Adds the time of a mask and of its token to the sequence's moving average; a cost above `limit_s` keeps it timed
     alone."""
     cost_s = seconds + sequence.token_s
     sequence.cost_s += (cost_s - sequence.cost_s) / SMOOTHING if sequence.cost_s else cost_s
-    sequence.fill_alone = max(seconds, sequence.cost_s) > NOTICEABLE_S
+    sequence.fill_alone = max(seconds, sequence.cost_s) > limit_s

@@ -24,12 +24,12 @@ def read_mel_file(folder: Path, config: Mapping[str, Any]) -> MelSettings:
         if path.is_file():
             values = json.loads(path.read_text())
             settings = read_mel_settings(values.get("feature_extractor", values), name)
-            check_fits(settings, config["audio_config"], name)
+            _check_fits(settings, config["audio_config"], name)
             return settings
     raise InvalidArgument(f"model: {folder} has no {FILES[0]}, which says how sound is processed", field="model")
 
 
-def check_fits(settings: MelSettings, audio: Mapping[str, Any], name: str) -> None:
+def _check_fits(settings: MelSettings, audio: Mapping[str, Any], name: str) -> None:
     """Raises InvalidArgument for features that the encoder does not take."""
     bins, positions = audio.get("num_mel_bins", 128), audio.get("max_source_positions", 1500)
     if settings.bins != bins:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from quire.shared.media.audio.log_mel import MelSettings, log_mel, read_mel_settings
-from quire.shared.media.audio.mel_files import check_fits
+from quire.shared.media.audio.log_mel import MelSettings, log_mel
+from quire.shared.media.audio.mel_files import read_mel_file
 from quire.shared.media.audio.processor import check_samples
-from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import PlaceholderExpansion, PromptTokenizer, TileLayout, no_options
 
 if TYPE_CHECKING:
@@ -48,12 +46,6 @@ class WhisperProcessor:
 
 
 def make_whisper(folder: Path, config: Mapping[str, Any]) -> WhisperProcessor:
-    """Returns the processor of a model; settings that its folder lacks are those that its encoder needs. Raises
-    InvalidArgument if its files do not fit together."""
-    bins, num_rows = config.get("num_mel_bins", 80), config.get("max_source_positions", 1500)
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    values = {} if path is None else json.loads(path.read_text())
-    name = "config.json" if path is None else path.name
-    settings = read_mel_settings({"feature_size": bins, **values.get("feature_extractor", values)}, name)
-    check_fits(settings, {"num_mel_bins": bins, "max_source_positions": num_rows}, name)
-    return WhisperProcessor(settings, num_rows)
+    """Returns the processor of a model. Raises InvalidArgument if its files do not fit together."""
+    encoder = {"num_mel_bins": config.get("num_mel_bins", 80), "max_source_positions": 1500, **config}
+    return WhisperProcessor(read_mel_file(folder, {"audio_config": encoder}), encoder["max_source_positions"])

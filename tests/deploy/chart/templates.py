@@ -23,6 +23,7 @@ HASHED_ROLES = ("frontend", "scheduler", "worker", "prefill")
 # What a component builds upon, besides the base; roles are there whenever they may be changed.
 BELOW = {"roles": [], "roles-autoscaling": ["roles", "autoscaling"], "scale-to-zero": ["roles", "autoscaling"]}
 VOLUMES = ("kvTiers.diskSize", "kvTiers.memorySize")  # whose sizes a component brings
+NAMESPACE = re.compile(r'namespace=(\\?")quire\\?"')  # in the queries of the autoscaler
 CHECKSUM = "checksum/settings"
 
 
@@ -108,7 +109,7 @@ class Template:
 
     def text(self) -> str:
         dumped = yaml.safe_dump(self._tree, sort_keys=False, width=1000, allow_unicode=True)
-        lines = [_line(line) for line in dumped.splitlines()]
+        lines = [NAMESPACE.sub(r"namespace=\1{{ .Release.Namespace }}\1", _line(line)) for line in dumped.splitlines()]
         if self._conditions:
             either = " ".join(f".Values.{condition}" for condition in self._conditions)
             either = f"or {either}" if len(self._conditions) > 1 else either

@@ -43,6 +43,13 @@ class Seeing:
         assert answer.status_code == 200, answer.text
         return [choice["message"]["content"] for choice in answer.json()["choices"]]
 
+    def times(self, *parts: str | Pixels) -> dict[str, float]:
+        """Returns the times of a request, in milliseconds."""
+        content = [_part(part) for part in parts]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "return_metrics": True}
+        times: dict[str, float] = self.http.post("/v1/chat/completions", json=body).json()["metrics"]
+        return times
+
     def expected(self, *parts: str | Pixels, num_beams: int = 1) -> str:
         """Returns the answer of transformers."""
         shown = "".join(part if isinstance(part, str) else PLACEHOLDER * NUM_ROWS for part in parts)
@@ -105,3 +112,15 @@ def test_a_dead_worker_costs_no_answer(seeing: Seeing) -> None:
     os.kill(pid(seeing.cluster, "worker-0"), signal.SIGKILL)
     until(lambda: process.restarts > before)
     assert seeing.ask(*parts) == [seeing.expected(*parts)]
+
+
+def test_the_worker_says_what_it_encodes(seeing: Seeing) -> None:
+    (card,) = seeing.http.get("/v1/models").json()["data"]
+    assert card["input_modalities"] == ["text", "image"]
+
+
+def test_the_time_of_encoding_comes_from_the_worker(seeing: Seeing) -> None:
+    first, again = (seeing.times(f"{words} ", picture(77)) for words in ("one", "two"))
+    assert 0 < first["encode_time_ms"] < first["queue_time_ms"]
+    assert again["encode_time_ms"] == 0, "its embeddings were kept"
+    assert min(first["fetch_time_ms"], first["preprocess_time_ms"]) > 0

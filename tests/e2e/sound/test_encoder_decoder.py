@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 NUM_TOKENS, NUM_BINS, RATE = 8, 20, 16_000
 START = "<|startoftranscript|>"
+SPECIAL = [START, "<|endoftext|>", "<|notimestamps|>", "<|0.00|>"]
 
 
 class Transcriber:
@@ -37,7 +38,7 @@ class Transcriber:
 def transcriber(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Transcriber]:
     folder = tmp_path_factory.mktemp("models") / "whisper"
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer())
-    tokenizer.add_special_tokens({"additional_special_tokens": [START]})
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     model = make_whisper(folder, vocab_size=len(tokenizer), num_mel_bins=NUM_BINS, max_source_positions=50)
     tokenizer.save_pretrained(folder)
     extractor = transformers.WhisperFeatureExtractor(feature_size=NUM_BINS, chunk_length=1)

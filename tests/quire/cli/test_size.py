@@ -106,3 +106,35 @@ def test_what_cannot_be_computed_is_refused_by_name(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "types", "method"),
+    [
+        ((), "(bfloat16)", None),
+        (("--quantization", "fp8"), "(fp8; what stays unquantized: bfloat16)", "fp8"),
+        (
+            ("--quantization", "fp8_block", "--dtype", "float16"),
+            "(fp8_block; what stays unquantized: float16)",
+            "fp8_block",
+        ),
+    ],
+)
+def test_the_types_of_weights_are_named(
+    flags: tuple[str, ...], types: str, method: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("llama3-8b", "--gpu-memory", "80", *flags)
+    assert main(["size", *words]) == 0
+    (weights,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weights")]
+    assert weights.endswith(types)
+    assert size(capsys, *words)["quantization"] == method
+
+
+def test_the_method_of_a_quantized_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantized = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS["llama3-8b"], "quantization_config": quantized}))
+    assert size(capsys, str(tmp_path), "--gpu-memory", "80")["quantization"] == "fp8"
+
+
+def test_a_model_that_does_not_exist_is_told_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "leave it out for the bundled model" in refused(capsys, "quire-tiny")

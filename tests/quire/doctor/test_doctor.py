@@ -27,6 +27,7 @@ from tests.ports import quiet_port
 from tests.preloaded import command
 
 Found = dict[str, list[dict[str, str]]]
+PORTS = ("--http-port", "--grpc-port", "--metrics-port")
 
 
 def doctor(*arguments: str, path: str = "", without: Sequence[str] = ()) -> tuple[int, Found]:
@@ -73,19 +74,20 @@ def test_it_says_in_which_shape_the_chat_template_gets_messages(tmp_path: Path) 
 
 def test_where_only_a_frontend_is_installed_it_says_who_looks_at_the_model() -> None:
     """The frontend's image has no worker code."""
-    ports = [word for flag in ("--http-port", "--grpc-port", "--metrics-port") for word in (flag, str(quiet_port()))]
+    ports = [word for flag in PORTS for word in (flag, str(quiet_port()))]
     status, found = doctor(*ports, without=["quire.services.worker", "quire.kernels"])
     assert status == 0, found
     assert "checks device and model" in found["worker"][0]["found"]
     assert found.keys().isdisjoint({"CPU kernels", "GPU", "model", "weights"})
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--metrics-port"])
+@pytest.mark.parametrize("flag", PORTS)
 def test_a_port_that_is_taken_fails_and_says_which_flag_moves_it(flag: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        status, found = doctor(flag, str(taken.getsockname()[1]))
+        ports = {other: str(quiet_port()) for other in PORTS} | {flag: str(taken.getsockname()[1])}
+        status, found = doctor(*(word for pair in ports.items() for word in pair))
     (finding,) = found[flag.removeprefix("--").replace("-", "_")]
     assert status == 1
     assert finding["level"] == "error"
@@ -125,7 +127,7 @@ def test_a_model_folder_that_lacks_something_is_told_what(tmp_path: Path) -> Non
     assert found["model"][0]["level"] == "ok"
     assert found["tokenizer"][0]["level"] == found["weights"][0]["level"] == "error"
     _, found = doctor("/nowhere")
-    assert found["model"][0]["found"] == "model '/nowhere' does not exist"
+    assert found["model"][0]["found"].startswith("model '/nowhere' does not exist; give the path of a folder")
 
 
 def test_settings_are_read_as_services_read_them(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from quire.services.frontend.directory import directory
-from quire.services.frontend.scheduler_client import connections
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published_caches import Published
@@ -34,13 +32,6 @@ async def published(redis_server: RedisServer, folder: Path) -> AsyncIterator[Pu
     written = Published(redis_server.url, folder)
     yield written
     await written.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens intervals of seconds to less than a tenth of one."""
-    monkeypatch.setattr(directory, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(connections, "FORGET_AFTER_S", 0.3)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import grpc.aio
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.services.frontend.composition.timing import DEFAULT_TIMING, FrontendTiming
 from quire.services.frontend.main import Frontend
 from quire.services.frontend.scheduler_client.sequence import Sequence
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
@@ -121,7 +122,11 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    folder: Path, *schedulers: str, until_health: Collection[int] = (200,), **settings: Any
+    folder: Path,
+    *schedulers: str,
+    until_health: Collection[int] = (200,),
+    timing: FrontendTiming = DEFAULT_TIMING,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """Runs a frontend; `until_health`: statuses of /health to wait for; none: do not wait."""
     values = {
@@ -134,7 +139,7 @@ async def running(
         **settings,
     }
     shutdown, asked = Shutdown(), FrontendSettings(**values)
-    frontend = Frontend(asked, shutdown)
+    frontend = Frontend(asked, shutdown, timing)
     task = asyncio.create_task(_serve(frontend))
     try:
         async with (

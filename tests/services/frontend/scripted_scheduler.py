@@ -155,6 +155,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 "num_workers": 1,
                 "max_logprobs": 20,
                 "scheduling_policy": "fcfs",
+                "media_modalities": ["image"],
                 **view,
             }
         )
@@ -295,7 +296,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         for sequence in list(session.running.values()):
             if not sequence.started:
                 sequence.started = True
-                batch.started.add(sequence_id=sequence.id, num_cached_tokens=self.num_cached_tokens, queue_us=1000)
+                batch.started.add(
+                    sequence_id=sequence.id,
+                    num_cached_tokens=self.num_cached_tokens,
+                    queue_us=1000,
+                    encode_us=20 if sequence.submission.media else 0,
+                )
             if sequence.submission.samples_nothing:
                 del session.running[sequence.id]
                 self._pool(batch, sequence)

@@ -18,7 +18,9 @@ import httpx
 import pytest
 
 import quire.services.frontend
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.services.frontend.scheduler_client import connection
+from quire.services.frontend.scheduler_client.connection import ConnectionTiming
 from quire.services.frontend.web_edge.framing import frame
 from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch, SamplingParams, StructuredOutput
 from quire.shared.pb.dialects import open_inference_pb2 as tensors
@@ -223,11 +225,9 @@ def no_logging() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.fixture(autouse=True)
-def short_reconnect_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disables the growth of reconnect pauses, which would add up to hours: faults that end the session follow one
-    another."""
-    monkeypatch.setattr(connection, "LONGEST_PAUSE_S", connection.FIRST_PAUSE_S)
+# Without growing reconnect pauses, which would add up to hours: faults that end the session follow one another.
+SHORT_PAUSES = FrontendTiming(connections=ConnectionTiming(longest_pause_s=connection.FIRST_PAUSE_S))
+SETTINGS: dict[str, Any] = {"max_inflight_requests": 64, "timing": SHORT_PAUSES}
 
 
 def leaked(frontend: Running) -> dict[str, Any]:
@@ -261,7 +261,10 @@ async def until_nothing_is_leaked(script: ScriptedScheduler, frontend: Running, 
 async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: str, tries: int) -> None:
     faults = Faults((Path(quire.services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
+    async with (
+        scheduler(script),
+        running(folder, script.address, **SETTINGS) as frontend,
+    ):
         assert await CALL_KINDS[call_kind](frontend), "undisturbed it is answered"
         with faults.at(0):
             await CALL_KINDS[call_kind](frontend)
@@ -284,7 +287,10 @@ async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: st
 async def test_disconnects_at_any_time_leak_no_resources(folder: Path, call_kind: str) -> None:
     """Disconnects after each number of turns of the event loop: before the headers, during the body, after the end."""
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
+    async with (
+        scheduler(script),
+        running(folder, script.address, **SETTINGS) as frontend,
+    ):
         stay = 0
         while stay < 400:
             asking = asyncio.create_task(CALL_KINDS[call_kind](frontend))  # type: ignore[arg-type]
@@ -302,7 +308,10 @@ async def test_disconnects_at_any_time_leak_no_resources(folder: Path, call_kind
 async def test_deadlines_at_any_time_leak_no_resources(folder: Path) -> None:
     message = pb.GenerateRequest(text="x", sampling=SamplingParams(n=2, max_tokens=300, ignore_eos=True))
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
+    async with (
+        scheduler(script),
+        running(folder, script.address, **SETTINGS) as frontend,
+    ):
         for milliseconds in (1, 2, 3, 5, 8, 13, 21, 34, 55):
             with pytest.raises(grpc.aio.AioRpcError) as late:
                 async for _ in frontend.inference.Generate(message, timeout=milliseconds / 1000):

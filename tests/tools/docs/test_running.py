@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw
 
 from tests.tools.docs.blocks import FRAGMENTS, ROOT, Block, blocks
 
@@ -39,12 +40,20 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             up.wait(START_S)
 
 
+def draw_picture(path: Path) -> None:
+    """Draws the picture that blocks send: a word in black on white."""
+    picture = Image.new("RGB", (96, 96), "white")
+    ImageDraw.Draw(picture).text((20, 30), "cat", fill="black", font_size=32)
+    picture.save(path)
+
+
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.name)
 def test_the_block_runs(block: Block, addresses: dict[str, str], tmp_path: Path) -> None:
     text = block.text
     for default, name in DEFAULTS.items():
         text = text.replace(default, addresses[name])
     script = tmp_path / f"block.{block.language}"
+    draw_picture(tmp_path / "picture.png")
     script.write_text(CURL + text if block.language == "bash" else text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "PYTHONPATH": str(ROOT)}

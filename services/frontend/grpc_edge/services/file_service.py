@@ -25,7 +25,10 @@ STALLED_S = 60.0  # an upload without data for this long is aborted
 class FileService(batch_pb2_grpc.FileServiceServicer):
     """gRPC service for files of batches: converts messages; the file operations decide."""
 
-    def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
+    def __init__(
+        self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls, stalled_s: float = STALLED_S
+    ) -> None:
+        self._stalled_s = stalled_s
         self._work = work
         self._metrics = metrics
         self._calls = calls
@@ -36,7 +39,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
         """Stores a streamed file. The first message announces its length, which is reserved on disk and must match the
         content. Raises InvalidArgument; DeadlineExceeded if the stream stalls."""
         async with call_context("UploadFile", context, self._metrics, self._calls) as call:
-            first = await anext(_with_timeout(messages), None)
+            first = await anext(_with_timeout(messages, self._stalled_s), None)
             if first is None or not first.HasField("begin"):
                 raise InvalidArgument("begin: the first message must describe the file", field="begin")
             begin, most = first.begin, self._work.files.max_file_bytes
@@ -44,7 +47,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
             if begin.bytes > most:
                 raise InvalidArgument(f"bytes: a file may have at most {most}, got {begin.bytes}", field="bytes")
             async with self._work.reserve(begin.bytes) as (scratch, _):
-                await write_chunks(_content(_with_timeout(messages), begin.bytes), scratch)
+                await write_chunks(_content(_with_timeout(messages, self._stalled_s), begin.bytes), scratch)
                 stored = await self._work.store(scratch, owner, begin.filename, begin.purpose)
             return pb.UploadFileResponse(file=_message(stored))
 
@@ -85,14 +88,16 @@ async def _send(file: BinaryIO, context: Context) -> None:
         await context.write(pb.DownloadFileResponse(content=content))
 
 
-async def _with_timeout(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
-    """Yields the messages of a stream. Raises DeadlineExceeded if none comes for STALLED_S."""
+async def _with_timeout(
+    messages: AsyncIterator[pb.UploadFileRequest], stalled_s: float
+) -> AsyncIterator[pb.UploadFileRequest]:
+    """Yields the messages of a stream. Raises DeadlineExceeded if none comes for `stalled_s`."""
     while True:
         try:
-            async with asyncio.timeout(STALLED_S):
+            async with asyncio.timeout(stalled_s):
                 message = await anext(messages, None)
         except TimeoutError:
-            raise DeadlineExceeded(f"content: no data was received for {STALLED_S:g} s", field="content") from None
+            raise DeadlineExceeded(f"content: no data was received for {stalled_s:g} s", field="content") from None
         if message is None:
             return
         yield message

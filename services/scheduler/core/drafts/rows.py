@@ -26,20 +26,7 @@ class DraftedRows:
     logprobs: Logprobs | None  # of the positions of the rows that asked
 
     @classmethod
-    def from_result(cls, flight: InFlightStep, result: StepResult) -> DraftedRows | None:
-        """Returns the rows of a result, or None if every row was planned with one token and has one."""
-        if flight.drafts is None and result.token_counts is None:
-            assert len(result.token_ids) == len(flight.slots), "one token for each slot that sampled"
-            return None
-        return cls._make(flight, result)
-
-    @classmethod
-    def from_single_tokens(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
-        """Returns the rows of a result for which from_result() returns None."""
-        return cls._make(flight, result)
-
-    @classmethod
-    def _make(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
+    def from_result(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
         """Combines the columns of a planned step and its result; missing columns count as one token and no drafts
         for each row. Raises AssertionError if lengths do not match."""
         num_rows = len(flight.slots)

@@ -48,9 +48,9 @@ class DraftController:
 
     def observe(self, flight: InFlightStep, result: StepResult, seconds: float) -> None:
         """Passes a step that returned `seconds` after it started to the tuner: its draft length, its accepted drafts
-        and whether it did other work. Does nothing if the worker does not draft or no slot sampled."""
+        and whether it did other work. Only for workers that draft; does nothing if no slot sampled."""
         num_sequences = len(flight.slots)
-        if not self.enabled or not num_sequences:
+        if not num_sequences:
             return
         if flight.drafts is None and result.draft_counts is None:
             self.lengths.observe(num_sequences, 0, seconds, alone=flight.num_tokens == num_sequences, drafted=False)

@@ -5,6 +5,9 @@ next sequence is the first of the tenant with the smallest counter, so cached pr
 tenant with large requests waits while other tenants have requests. No tenant saves up credit: one that returns is
 lifted to the smallest counter of the tenants that wait.
 
+The last slots are reserved for tenants with few running sequences, so that a tenant's short request need not wait until
+a sequence of another tenant ends.
+
 Bound: while two tenants both have sequences waiting, their counters differ by at most 2 * max(P, T) / w, where P is the
 longest prompt, T the most tokens that can be in the running batch (KV blocks * block size), w the smaller weight.
 """
@@ -22,6 +25,7 @@ from quire.services.scheduler.core.running.running import Mask, Running, Slots
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 Rank = tuple[float, int, int]  # counter, arrival rank in the wait list, index of the tenant
+RESERVED_PART = 16  # 1/16 of the slots is reserved, once there are several tenants
 REMEMBERED_TENANTS = 4096  # idle tenants keep their counter up to this number of tenants
 
 
@@ -60,6 +64,7 @@ class Fair:
         self._next_index = 0
         self._waiting = 0
         self._last: TenantAccount | None = None  # tenant of the last sequence that was popped
+        self._skipped: list[TenantAccount] = []  # tenants that wait and are passed over
 
     def counter(self, tenant: str) -> float:
         return self.tenants[tenant].counter
@@ -104,6 +109,33 @@ class Fair:
         sequence = tenant.queue.popitem(last=False)[1]
         self._on_removed(tenant)
         return sequence
+
+    def next_for(self, running: Running) -> Sequence | None:
+        """Implements Policy.next_for(): takes tenants that may not have a reserved slot out of the heap until
+        end_admission()."""
+        while (tenant := self._first()) is not None:
+            if self._may_take_slot(running, tenant):
+                return next(iter(tenant.queue.values()))
+            heapq.heappop(self.heap)
+            self._skipped.append(tenant)
+        return None
+
+    def _may_take_slot(self, running: Running, tenant: TenantAccount) -> bool:
+        """Returns whether the tenant may take a free slot: the reserved ones are divided equally between the tenants
+        that run and this one."""
+        reserve = running.num_slots // RESERVED_PART
+        if running.num_free_slots > reserve or len(self.tenants) < 2:
+            return True
+        tenants = running.tenants[running.live]
+        count = int(np.count_nonzero(tenants == tenant.index))
+        return count < max(1, reserve // (len(np.unique(tenants)) + (not count)))
+
+    def end_admission(self) -> None:
+        """Puts the tenants that were passed over back into the heap; those that no longer wait are dropped from it
+        later."""
+        for tenant in self._skipped:
+            heapq.heappush(self.heap, tenant.rank)
+        self._skipped.clear()
 
     def remove(self, sequence: Sequence) -> None:
         tenant = self.tenants[sequence.tenant]

@@ -28,6 +28,13 @@ class Fcfs:
     def peek(self) -> Sequence:
         return next(iter(self._queue.values()))
 
+    def next_for(self, running: Running) -> Sequence | None:
+        """Returns the next sequence, since no slot is reserved; None if none waits."""
+        return self.peek() if len(self) else None
+
+    def end_admission(self) -> None:
+        """Does nothing: nothing is passed over."""
+
     def pop(self) -> Sequence:
         return self._queue.popitem(last=False)[1]
 

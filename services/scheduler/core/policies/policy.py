@@ -37,6 +37,13 @@ class Policy(Protocol):
     def peek(self) -> Sequence:
         """Returns the next sequence; only valid while the queue is not empty."""
 
+    def next_for(self, running: Running) -> Sequence | None:
+        """Returns the next sequence that may take a free slot, which peek() and pop() return as well; None if there is
+        none. Passes over tenants for which the last slots are not reserved, until end_admission()."""
+
+    def end_admission(self) -> None:
+        """Ends the admission of a step: no tenant is passed over any more."""
+
     def pop(self) -> Sequence: ...
 
     def remove(self, sequence: Sequence) -> None: ...

@@ -43,6 +43,13 @@ class Priority:
             heapq.heappop(self._heap)
         return self._waiting[self._heap[0][1]]
 
+    def next_for(self, running: Running) -> Sequence | None:
+        """Returns the next sequence, since no slot is reserved; None if none waits."""
+        return self.peek() if len(self) else None
+
+    def end_admission(self) -> None:
+        """Does nothing: nothing is passed over."""
+
     def pop(self) -> Sequence:
         """Removes and returns the most urgent sequence; only valid while the queue is not empty."""
         sequence = self.peek()

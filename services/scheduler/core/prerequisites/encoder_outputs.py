@@ -31,8 +31,8 @@ class EncoderOutputs(Prerequisite):
     """Encoder outputs of one worker. A sequence joins all of its items when it is added to the core, and is blocked
     until the last of them is encoded.
 
-    Items get their room in order of arrival, those of one sequence together, so that two sequences cannot each hold
-    room that the other one needs."""
+    Items get their room in order of arrival, those of one sequence together. Where sequences that share items still
+    hold room that the others need, the one that has waited longest gets all of it."""
 
     def __init__(
         self, capacity: int, requeue: Requeue, has_keys: Callable[[MediaItem], bool] = lambda _: False
@@ -45,8 +45,9 @@ class EncoderOutputs(Prerequisite):
         self._requeue = requeue
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
-        self._orders: list[EncoderOrder] = []
+        self.orders: list[EncoderOrder] = []  # not sent to the worker yet; see take_orders()
         self._sources: dict[bytes, object] = {}  # payload of each item that is being prepared
+        self._stale: set[bytes] = set()  # being prepared since before the weights changed
 
     @property
     def num_embeddings(self) -> int:
@@ -69,6 +70,7 @@ class EncoderOutputs(Prerequisite):
         items.sort(key=lambda item: item.identifier not in self._cache)  # room for new ones evicts none of its own
         for item in items:
             self._cache.join(item.identifier, item.num_embeddings, sequence)
+        self._end_deadlock()
         return not self._block(sequence)
 
     def rejoin(self, sequence: Sequence) -> bool:
@@ -79,6 +81,7 @@ class EncoderOutputs(Prerequisite):
         for sequence in sequences:
             for item in sequence.media:
                 self._cache.leave(item.identifier, sequence)
+        self._end_deadlock()
         return []
 
     def leave(self, sequence: Sequence) -> None:
@@ -89,6 +92,7 @@ class EncoderOutputs(Prerequisite):
             if unused is not None and not unused.has_place:  # else the worker is computing it
                 self._cache.remove(item.identifier)
         super().leave(sequence)
+        self._end_deadlock()
 
     def complete(self, identifier: bytes, *, failed: bool = False) -> list[Sequence]:
         """Applies the worker's answer to an order to encode. Returns the sequences to continue: those for which this
@@ -96,21 +100,47 @@ class EncoderOutputs(Prerequisite):
 
         After a failure returns the sequences to fail instead: those whose item names the source that was tried (its
         payload). If others have the item from another source, they stay blocked, and the worker is ordered to try
-        theirs; otherwise the next sequence with the item causes a new order."""
+        theirs; otherwise the next sequence with the item causes a new order. Rows that were ordered before reset() are
+        released, and the item is prepared again."""
         source = self._sources.pop(identifier)
+        was_stale = identifier in self._stale
+        self._stale.discard(identifier)
+        if was_stale and not failed:
+            self._prepare_again(identifier)
+            return []
         if not failed:
-            return [sequence for sequence in self._cache.ready(identifier) if not self._block(sequence)]
+            freed = [sequence for sequence in self._cache.ready(identifier) if not self._block(sequence)]
+            self._end_deadlock()
+            return freed
         users = self._cache.remove(identifier)
         lost = [sequence for sequence in users if _item(sequence, identifier).payload == source]
         for sequence in users:
             if sequence not in lost:
                 self._cache.join(identifier, _item(sequence, identifier).num_embeddings, sequence)
                 self._block(sequence)
+        self._end_deadlock()
         return lost
+
+    def _prepare_again(self, identifier: bytes) -> None:
+        """Releases rows that may be those of other weights, and orders the item again if a sequence waits for it."""
+        self._order_release(identifier)
+        entry = self._cache.entry(identifier)
+        if entry is not None and entry.users:
+            self._order(entry)
+        else:
+            self._cache.remove(identifier)
+
+    def count_time(self, identifier: bytes, span: tuple[float, float]) -> None:
+        """Adds the span in which an item was encoded to the encoding time of the sequences that have it."""
+        entry = self._cache.entry(identifier)
+        for sequence in () if entry is None else entry.users.values():
+            sequence.count_encoding(*span)
 
     def reset(self) -> None:
         """Drops all rows, because the weights that computed them are gone; no step is in flight. Sequences that were
-        ready to run are blocked until their items have been encoded again."""
+        ready to run are blocked until their items have been encoded again. Items that are being prepared are stale:
+        the worker may encode them before it changes its weights, or drop them with the others."""
+        self._stale.update(self._sources)
         already_blocked = {sequence.key for sequence in self._blocked}
         for identifier in self._cache.idle_ids:
             self._order_release(identifier)
@@ -133,13 +163,32 @@ class EncoderOutputs(Prerequisite):
     def take_orders(self) -> list[EncoderOrder]:
         """Returns the orders that have not been sent to the worker, in the order in which it must apply them, and
         clears them."""
-        orders, self._orders = self._orders, []
+        orders, self.orders = self.orders, []
         return orders
 
     def check_invariant(self) -> None:
         super().check_invariant()
         self._cache.check_invariant()
         assert all(self._cache.entry(identifier) is not None for identifier in self._sources), "orders have entries"
+        assert self._stale <= self._sources.keys(), "stale items are being prepared"
+
+    def _end_deadlock(self) -> None:
+        """Gives all room to the sequence that has waited longest, if every item that is kept is used only by sequences
+        that wait for room: they share items with sequences that are gone, and none of them would ever run."""
+        first = self._cache.first_unplaced
+        if first is None or any(not entry.is_ready or self._is_of_use(entry) for entry in self._cache.placed):
+            return
+        sequence = next(iter(first.users.values()))
+        self._cache.place_first([item.identifier for item in _unique(sequence)])
+
+    def _is_of_use(self, entry: CacheEntry) -> bool:
+        """Returns whether a sequence with this item has all of its items, or none needs it any more."""
+        return not entry.users or any(self._is_placed(sequence) for sequence in entry.users.values())
+
+    def _is_placed(self, sequence: Sequence) -> bool:
+        """Returns whether all of the sequence's items have room."""
+        entries = (self._cache.entry(item.identifier) for item in sequence.media)
+        return all(entry is not None and entry.has_place for entry in entries)
 
     def _block(self, sequence: Sequence) -> bool:
         """Blocks `sequence` until its first item that is not encoded is; returns whether there is one."""
@@ -153,10 +202,10 @@ class EncoderOutputs(Prerequisite):
         """Adds an order to encode the item of `entry`, from the source that its first user names."""
         item = _item(next(iter(entry.users.values())), entry.entry_id)
         self._sources[entry.entry_id] = item.payload
-        self._orders.append(EncoderOrder(entry.entry_id, item))
+        self.orders.append(EncoderOrder(entry.entry_id, item))
 
     def _order_release(self, identifier: bytes) -> None:
-        self._orders.append(EncoderOrder(identifier, None))
+        self.orders.append(EncoderOrder(identifier, None))
 
 
 def _item(sequence: Sequence, identifier: bytes) -> MediaItem:

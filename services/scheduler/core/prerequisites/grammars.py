@@ -32,7 +32,7 @@ class Grammars(Prerequisite):
         super().__init__()
         limits = CacheLimits(max_idle=MAX_IDLE, max_idle_size=MAX_IDLE_BYTES)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
-        self._orders: list[GrammarOrder] = []
+        self.orders: list[GrammarOrder] = []  # not sent to the worker yet; see take_orders()
 
     @property
     def num_users(self) -> int:
@@ -58,7 +58,7 @@ class Grammars(Prerequisite):
 
     def take_orders(self) -> list[GrammarOrder]:
         """Returns and clears the orders for the worker, in this order."""
-        orders, self._orders = self._orders, []
+        orders, self.orders = self.orders, []
         return orders
 
     def awaits(self, grammar_id: bytes) -> bool:
@@ -70,7 +70,7 @@ class Grammars(Prerequisite):
         self._cache.check_invariant()
 
     def _order(self, entry: CacheEntry) -> None:
-        self._orders.append(GrammarOrder(entry.entry_id, next(iter(entry.users.values()))))
+        self.orders.append(GrammarOrder(entry.entry_id, next(iter(entry.users.values()))))
 
     def _order_release(self, grammar_id: bytes) -> None:
-        self._orders.append(GrammarOrder(grammar_id, None))
+        self.orders.append(GrammarOrder(grammar_id, None))

@@ -39,7 +39,7 @@ class QueryVectors(Prerequisite):
         self._hashed_block_size, self._counts = hashed_block_size, counts
         self._internal, self._requeue = internal, requeue
         self._computing: dict[bytes, Sequence] = {}  # by query name, until the result is applied
-        self._dropped: list[bytes] = []
+        self.dropped: list[bytes] = []  # not named by a plan yet; see take_dropped()
 
     def __len__(self) -> int:
         return len(self._cache)
@@ -101,7 +101,7 @@ class QueryVectors(Prerequisite):
     def reset(self) -> None:
         """Drops all vectors, as the worker does; no step is in flight. Documents that were ready to run are blocked
         until their queries have been computed again."""
-        self._dropped.clear()
+        self.dropped.clear()
         lost = self._cache.reset()
         for entry in lost:
             for document in entry.users.values():
@@ -111,9 +111,7 @@ class QueryVectors(Prerequisite):
 
     def take_dropped(self) -> list[bytes]:
         """Returns and clears the names of queries that the worker has to drop with the next plan."""
-        if not self._dropped:
-            return []
-        dropped, self._dropped = self._dropped, []
+        dropped, self.dropped = self.dropped, []
         return dropped
 
     def check_invariant(self) -> None:
@@ -160,7 +158,7 @@ class QueryVectors(Prerequisite):
 
     def _evict(self, name: bytes) -> None:
         self._computing.pop(name, None)
-        self._dropped.append(name)
+        self.dropped.append(name)
 
 
 def _query_of(sequence: Sequence) -> LateQuery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from quire.services.scheduler.core.prerequisites.blocked import BlockedSequences
@@ -138,6 +138,27 @@ class WorkerCache:
             for sequence in entry.users.values():
                 self._blocked.add(entry.entry_id, sequence)
         return lost
+
+    @property
+    def first_unplaced(self) -> CacheEntry | None:
+        """Entry that has waited longest for a place."""
+        return self._entries[next(iter(self._unplaced))] if self._unplaced else None
+
+    @property
+    def placed(self) -> Iterator[CacheEntry]:
+        """Entries with a place."""
+        return (entry for entry in self._entries.values() if entry.has_place)
+
+    def place_first(self, entry_ids: Collection[bytes]) -> None:
+        """Places the entries of one user before all others. Those in use by others, which must be ready and have users
+        that cannot go on, lose their places and wait for new ones."""
+        for entry in [entry for entry in self.placed if entry.users and entry.entry_id not in entry_ids]:
+            entry.has_place = entry.is_ready = False
+            self.size -= entry.size
+            self._unplaced[entry.entry_id] = None
+            self._evict(entry.entry_id)
+        self._unplaced = dict.fromkeys([each for each in entry_ids if each in self._unplaced]) | self._unplaced
+        self._give_places()
 
     def check_invariant(self) -> None:
         """Raises AssertionError if sizes, places and references do not add up."""

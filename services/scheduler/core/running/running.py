@@ -5,14 +5,14 @@ Rows of free slots hold values that no vector operation selects (`live` is False
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import numpy.typing as npt
 
 from quire.services.scheduler.core.plan import I32
-from quire.services.scheduler.core.running.free_slots import FreeSlots
-from quire.services.scheduler.core.running.token_rows import TokenRows
 from quire.services.scheduler.core.sequences.sequence import Sequence
-from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES
+from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES, SequenceTokens
 from quire.services.scheduler.kv_cache.groups import KVGroups
 
 Slots = npt.NDArray[np.intp]
@@ -224,3 +224,66 @@ class Running:
         column.fill(NO_TOKEN)
         for index, stop in enumerate(stops):  # a loop over few items is faster than a slice
             column[index] = stop
+
+
+class TokenRows:
+    """Last, partial block of each slot's known tokens, and the number of known tokens: a step returns one token for
+    each of many slots. The complete blocks are kept by the sequences (sequences/tokens.py)."""
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        self._block_size = block_size
+        self.num_known: I32 = np.zeros(num_slots, dtype=np.int32)
+        self._blocks: I32 = np.zeros((num_slots, block_size), dtype=np.int32)
+        self._bytes = self._blocks.reshape(-1).view(np.uint8).data  # the same memory as bytes, row by row
+        self._row_bytes = block_size * TOKEN_BYTES
+
+    def admit(self, slot: int, tokens: SequenceTokens) -> int:
+        """Moves the last, partial block of a sequence into the slot's row and binds the sequence's tokens to it;
+        returns the sequence's number of tokens."""
+        num_bytes, size = len(tokens.kept), self._row_bytes
+        last = tokens.bind(self, slot, num_bytes - num_bytes % size)
+        begin = slot * size
+        self._bytes[begin : begin + len(last)] = last
+        self.num_known[slot] = num_tokens = num_bytes // TOKEN_BYTES
+        return num_tokens
+
+    def after(self, slot: int, num_bytes: int) -> bytes:
+        begin = slot * self._row_bytes
+        return bytes(self._bytes[begin : begin + int(self.num_known[slot]) * TOKEN_BYTES - num_bytes])
+
+    def copy(self, source: int, target: int) -> None:
+        self._blocks[target] = self._blocks[source]
+
+    def append(self, slots: Slots, tokens: I32) -> tuple[list[int], bytes]:
+        """Appends a token to each of `slots`; returns the slots whose block is complete now, and these blocks,
+        concatenated."""
+        known = self.num_known[slots]
+        self._blocks[slots, known % self._block_size] = tokens
+        known += 1
+        self.num_known[slots] = known
+        filled = slots[known % self._block_size == 0]
+        return (filled.tolist(), self._blocks[filled].tobytes()) if len(filled) else ([], b"")
+
+
+class FreeSlots:
+    """One heap of free slots per micro-batch; slot s belongs to micro-batch s % num_micro_batches."""
+
+    def __init__(self, num_slots: int, num_micro_batches: int) -> None:
+        self._heaps = [list(range(first, num_slots, num_micro_batches)) for first in range(num_micro_batches)]
+        self._num_free = num_slots
+
+    def __len__(self) -> int:
+        return self._num_free
+
+    def count(self, micro_batch: int) -> int:
+        return len(self._heaps[micro_batch])
+
+    def allocate(self, micro_batch: int) -> int:
+        """Takes the lowest free slot of a micro-batch; if it has none, of the micro-batch with the most free slots."""
+        heap = self._heaps[micro_batch] or max(self._heaps, key=len)
+        self._num_free -= 1
+        return heapq.heappop(heap)
+
+    def free(self, slot: int) -> None:
+        heapq.heappush(self._heaps[slot % len(self._heaps)], slot)
+        self._num_free += 1

@@ -40,27 +40,24 @@ class RunningSearches:
     """Index of running searches by their roots and by the sequences of their beams."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, RunningSearch] = {}  # by the root's key
+        self.by_root: dict[int, RunningSearch] = {}  # searches that hold slots, by the root's key
         self._by_beam_key: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
-
-    def __bool__(self) -> bool:
-        return bool(self._groups)
 
     def __iter__(self) -> Iterator[RunningSearch]:
         """Iterates over a snapshot of the searches; they may be removed meanwhile."""
-        return iter(list(self._groups.values()))
+        return iter(list(self.by_root.values()))
 
     @property
     def num_reserved(self) -> int:
-        return sum(group.num_reserved for group in self._groups.values()) if self._groups else 0
+        return sum(group.num_reserved for group in self.by_root.values()) if self.by_root else 0
 
     @property
     def num_tokens_wanted(self) -> int:
         """Number of tokens that the next step computes for beams of decided searches."""
-        return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
+        return sum(len(group.decision) for group in self.by_root.values() if group.decision is not None)
 
     def add(self, root: Sequence, search: BeamSearchState) -> RunningSearch:
-        group = self._groups[root.key] = RunningSearch(root, search)
+        group = self.by_root[root.key] = RunningSearch(root, search)
         return group
 
     def add_beam(self, group: RunningSearch, beam: Beam) -> None:
@@ -74,7 +71,7 @@ class RunningSearches:
         del self._by_beam_key[beam.sequence.key]
 
     def is_running(self, group: RunningSearch) -> bool:
-        return self._groups.get(group.root.key) is group
+        return self.by_root.get(group.root.key) is group
 
     def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
         """Returns the search and the beam of a sequence, by its key."""
@@ -86,19 +83,19 @@ class RunningSearches:
         return None if found is None else found[0].root
 
     def slots_of(self, root: Sequence) -> list[int]:
-        return [beam.slot for beam in self._groups[root.key].beams]
+        return [beam.slot for beam in self.by_root[root.key].beams]
 
     def remove(self, root: Sequence) -> list[Beam]:
         """Removes a search that has ended or is preempted; returns its beams. The slots stay occupied until the
         caller releases them."""
-        beams = self._groups.pop(root.key).beams
+        beams = self.by_root.pop(root.key).beams
         for beam in beams:
             del self._by_beam_key[beam.sequence.key]
         return beams
 
     def clear(self) -> list[Sequence]:
         """Removes all searches of a worker that is gone; returns their roots."""
-        roots = [group.root for group in self._groups.values()]
-        self._groups.clear()
+        roots = [group.root for group in self.by_root.values()]
+        self.by_root.clear()
         self._by_beam_key.clear()
         return roots

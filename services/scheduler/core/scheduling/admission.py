@@ -13,7 +13,7 @@ from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
-from quire.services.scheduler.core.timing.pace import PromptPace
+from quire.services.scheduler.core.timing.step_times import PromptPace
 
 DEADLINE_UNREACHABLE = Failure(
     "DEADLINE_EXCEEDED", "the first token could not have been computed before the deadline; nothing was computed"
@@ -27,7 +27,8 @@ class AdmitSearch(Protocol):
 
 
 class Admitter:
-    """Waiting half of schedule(). No sequence overtakes another: admission stops at the first one that does not fit."""
+    """Waiting half of schedule(). No sequence overtakes another: admission stops at the first one that does not fit.
+    Only tenants that may not take the last slots are passed over."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Admitter:
         lack blocks. Unpins the source blocks of copies afterwards."""
         if self._state.waiting and not builder.short_of_blocks:
             self._admit_all(builder, now)
+            self._state.waiting.end_admission()
             self._state.kv.unpin()  # from here on no block is allocated before the copies of this step
         self._num_deferred = len(self._state.waiting) if builder.budget.remaining else 0
 
@@ -67,10 +69,10 @@ class Admitter:
         out. Sequences that would miss their deadline finish with an error; those whose prefix is worth fetching are
         blocked; beam searches go to `admit_search`."""
         state = self._state
-        while state.waiting and builder.budget.remaining and self._has_slot(builder.micro_batch):
-            sequence = state.waiting.peek()
-            if sequence.fence > state.last_applied:
-                return  # a step in flight still returns a token of it
+        while builder.budget.remaining and self._has_slot(builder.micro_batch):
+            sequence = state.waiting.next_for(state.running)
+            if sequence is None or sequence.fence > state.last_applied:
+                return  # none may take a slot, or a step in flight still returns a token of it
             if state.kv.cross is not None and not self._encoder_outputs.join(sequence):
                 state.queue.block(sequence)  # the keys and values of its item were evicted while it waited
                 continue

@@ -233,4 +233,4 @@ class SequenceStarter:
                 return  # no frontend waits for it
             for output in sequence.outputs or (sequence,):
                 output.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
-                state.events.started.append(SequenceStarted(output, now - sequence.queued_at))
+                state.events.started.append(SequenceStarted(output, now - sequence.queued_at, sequence.encode_s))

@@ -112,6 +112,8 @@ class Sequence:
     num_queued_tokens: int = 0  # tokens that the waiting queue counts for it
     num_cached_tokens: int = 0  # cached tokens at its first admission
     was_admitted: bool = False
+    encode_s: float = 0.0  # time since it was queued in which a worker encoded its media items
+    encoded_at: float = 0.0  # end of the last span that encode_s counts
 
     @property
     def width(self) -> int:
@@ -164,6 +166,12 @@ class Sequence:
     def asks_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of its prompt are still due."""
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens
+
+    def count_encoding(self, begin: float, end: float) -> None:
+        """Adds a span in which one of its media items was encoded to `encode_s`; spans overlap, and end in their
+        order."""
+        self.encode_s += max(0.0, end - max(begin, self.encoded_at, self.queued_at))
+        self.encoded_at = end
 
     def last_output(self, count: int) -> list[int]:
         """Returns the ids of the last output tokens, at most `count`, without tokens of the prompt."""

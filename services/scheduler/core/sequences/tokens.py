@@ -11,7 +11,7 @@ TOKEN_BYTES = 4
 
 
 class LastBlocks(Protocol):
-    """Rows that hold the last, partial block of known tokens of every slot (running/token_rows.py)."""
+    """Rows that hold the last, partial block of known tokens of every slot (TokenRows of running/running.py)."""
 
     @property
     def num_known(self) -> npt.NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Builder of a step plan, and the record of a step in flight."""
+"""Builder of a step plan, the token budget of the step, and the record of a step in flight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from quire.services.scheduler.core.plan import I32, Admission, BeamMove, StepPlan
 from quire.services.scheduler.core.running.running import Running, Slots
-from quire.services.scheduler.core.step.budget import TokenBudget
 from quire.shared.step_value import step_value
 
 NO_SLOTS: Slots = np.zeros(0, dtype=np.intp)
@@ -40,6 +39,46 @@ class InFlightStep:
     def select(self, rows: npt.NDArray[np.bool_]) -> InFlightStep:
         """Returns the step with the selected rows only; drafts are not selected."""
         return replace(self, slots=self.slots[rows], keys=self.keys[rows], asks_logprobs=self.asks_logprobs[rows])
+
+
+class TokenBudget:
+    """Tokens that can still be scheduled in this step."""
+
+    def __init__(self, tokens: int) -> None:
+        self.remaining = tokens
+        self._withheld = 0  # tokens that the worker could compute as well
+
+    def limit(self, tokens: int) -> None:
+        """Limits what remains to `tokens`; try_take_whole() may exceed the limit."""
+        excess = max(0, self.remaining - tokens)
+        self.remaining -= excess
+        self._withheld += excess
+
+    def try_add(self, wanted: int, at_most: int) -> int:
+        """Takes up to `wanted` tokens, at most `at_most`; returns how many were granted."""
+        granted = min(wanted, at_most, self.remaining)
+        self.remaining -= granted
+        return granted
+
+    def has_room(self, wanted: int) -> bool:
+        """Returns whether the worker can compute `wanted` more tokens in this step, whatever the limit is."""
+        return wanted <= self.remaining + self._withheld
+
+    def try_take_whole(self, wanted: int) -> bool:
+        """Takes `wanted` tokens if the worker can compute that many more in this step; returns whether it did."""
+        if not self.has_room(wanted):
+            return False
+        excess = max(0, wanted - self.remaining)
+        self.remaining -= wanted - excess
+        self._withheld -= excess
+        return True
+
+    def try_take(self, wanted: int) -> bool:
+        """Takes `wanted` tokens if that many are left; returns whether it did."""
+        if wanted > self.remaining:
+            return False
+        self.remaining -= wanted
+        return True
 
 
 class PlanBuilder:

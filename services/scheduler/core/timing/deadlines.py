@@ -20,6 +20,7 @@ class Deadlines:
         """`sequences`: unfinished sequences by key, kept up to date by the owner."""
         self._sequences = sequences
         self._heap: list[tuple[float, int]] = []  # (deadline, key)
+        self.soonest = math.inf  # deadline at the head of the heap, possibly of a finished sequence
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -33,11 +34,13 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (sequence.deadline, sequence.key))
+        self.soonest = self._heap[0][0]
 
     def pop_expired(self, now: float) -> Iterator[Sequence]:
         """Removes and yields the unfinished sequences whose deadline is at or before `now` (seconds); the caller
         finishes them."""
-        while self._heap and self._heap[0][0] <= now:
+        while self.soonest <= now:
             sequence = self._sequences.get(heapq.heappop(self._heap)[1])
+            self.soonest = self._heap[0][0] if self._heap else math.inf
             if sequence is not None:
                 yield sequence

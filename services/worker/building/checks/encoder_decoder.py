@@ -17,6 +17,7 @@ def check(settings: WorkerSettings) -> None:
         "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
         "context_parallel_size": settings.context_parallel_size > 1,
         "language_model_only": settings.language_model_only,
+        "role": settings.role == "encode",
     }
     for name, is_asked in asked.items():
         if is_asked:

@@ -43,7 +43,7 @@ class GrammarMasks:
         self.slots: dict[int, ConstrainedSequence] = {}
         self._builder: MaskBuilder | None = None
         # Sequences admitted since the last build_first_masks(), with their output so far, by slot.
-        self._new: dict[int, tuple[ConstrainedSequence, list[int]]] = {}
+        self.admitted: dict[int, tuple[ConstrainedSequence, list[int]]] = {}
         self._slow = SlowGrammars()
         self.collect_forced = False  # whether forced_tokens() will be called
 
@@ -66,22 +66,22 @@ class GrammarMasks:
         if grammar is None:
             raise FailedPrecondition(f"grammar {admission.grammar_id.hex()} has not been prepared")
         sequence = self.slots[slot] = ConstrainedSequence(slot, grammar.start(), admission, self.shard.vocab_size)
-        self._new[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
+        self.admitted[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
 
     def release(self, slot: int) -> None:
         """Drops the slot's sequence, if any; one that was ended as too slow counts against its grammar, which is
         refused after a few of them."""
         sequence = self.slots.pop(slot, None)
-        self._new.pop(slot, None)
+        self.admitted.pop(slot, None)
         if sequence is not None and sequence.was_too_slow:
             self._slow.record_ended(sequence.grammar_id)
 
     def build_first_masks(self) -> None:
         """Starts building the first masks of all sequences admitted since the last call, after advancing each by the
         output that it already has. Returns at once; does nothing if there are none."""
-        if not self._new:
+        if not self.admitted:
             return
-        admitted, self._new = [*self._new.values()], {}
+        admitted, self.admitted = [*self.admitted.values()], {}
         receivers = [sequence for sequence, output in admitted for _ in output]
         tokens = [token for _, output in admitted for token in output]
         self._advance(receivers, lambda: tokens, [sequence for sequence, _ in admitted])

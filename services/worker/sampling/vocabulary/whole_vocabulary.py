@@ -22,7 +22,8 @@ class WholeVocabulary:
         self._sample, self._log_softmax = ops.sample, ops.log_softmax
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
-        return self._sample(logits, *columns.all, seeds, positions)
+        filters = columns.top_k, columns.top_p, columns.min_p
+        return self._sample(logits, columns.temperature, *filters, seeds, positions)
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         return filtered(logits, *columns.all)

@@ -22,6 +22,7 @@ from quire.services.frontend.access.access import Access
 from quire.services.frontend.access.account import DAY_S, Account
 from quire.services.frontend.access.api_key import ApiKey, digest, parse_key
 from quire.services.frontend.access.sources import KeyFile
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.shared.errors import InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated
 from quire.shared.kv import block_hash
 from quire.shared.metrics.frontend import FrontendMetrics
@@ -412,15 +413,14 @@ def test_a_file_may_hold_hashes_instead_of_keys(tmp_path: Path) -> None:
     assert keys[digest(b"sk-a")] == ApiKey.model_validate({"name": "a", "tenant": "a"})
 
 
-async def test_keys_in_redis_outlive_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.services.frontend.access.sources.RELOAD_S", 0.02)
+async def test_keys_in_redis_outlive_it(folder: Path, tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     server.start()
     try:
         store = redis.Redis.from_url(server.url)
         store.hset("quire:api_keys", hashlib.sha256(b"sk-a").hexdigest(), json.dumps({"name": "a"}))
         script = ScriptedScheduler(count_up)
-        settings = {"api_keys": "redis", "redis": server.url}
+        settings = {"api_keys": "redis", "redis": server.url, "timing": FrontendTiming(key_reload_s=0.02)}
         async with scheduler(script), running(folder, script.address, **settings) as frontend:
             await _until(frontend, "a", 200)
             assert (await complete(frontend, "b")).status_code == 401

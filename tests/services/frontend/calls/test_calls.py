@@ -23,11 +23,13 @@ from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
+from tests.services.frontend.tool_model import ASK, CALL, WEATHER, tool_model_folder, tool_server
 from tests.waiting import eventually
 
 SECRET = "hello world"
 HEADERS = {"x-request-id": "mine", "x-tenant": "them"}
 Lines = list[dict[str, Any]]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.fixture
@@ -45,6 +47,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
     logger.addHandler(handler)
     yield kept
     logger.removeHandler(handler)
+
+
+@pytest.fixture(scope="module")
+def tools_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -247,3 +254,16 @@ async def test_many_refusals_are_logged_as_a_count(lines: Lines, monkeypatch: py
     assert lines[-1]["count"] == 1000 - calls.REFUSALS_A_SECOND
     each.log_refusal("POST /v1/completions", "429")
     assert lines[-1] == {"message": "request", "route": "POST /v1/completions", "status": "429"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("choice", "finish"), [("auto", "tool_calls"), (NAMED, "stop")])
+async def test_the_finish_of_a_call_of_tools_is_that_of_the_answer(
+    tools_folder: Path, lines: Lines, stream: bool, choice: Any, finish: str
+) -> None:
+    async with tool_server(tools_folder, CALL) as (frontend, _, _):
+        body = {"messages": ASK, "tools": [WEATHER], "tool_choice": choice, "stream": stream}
+        reply = await frontend.http.post("/v1/chat/completions", json=body)
+        await eventually(lambda: lines)
+    assert f'"finish_reason":"{finish}"' in reply.text.replace(": ", ":")
+    assert lines[0]["finish"] == finish

@@ -19,9 +19,8 @@ from typing import Any
 
 import uvloop
 
-from quire.services.frontend.directory import prefix_lookup
 from quire.services.frontend.directory.directory import PublishedCaches
-from quire.services.frontend.directory.prefix_lookup import PrefixLookup
+from quire.services.frontend.directory.prefix_lookup import LookupTiming, PrefixLookup
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
@@ -64,7 +63,7 @@ async def measure(asked: Any, url: str, folder: Path) -> None:
     published = Published(url, folder)
     known: Any = KnownIndex(await fill(published, asked.workers, prompt))
     sessions = [ScriptedSession(f"scheduler-{i}") for i in range(4)]
-    lookup = PrefixLookup(known, lambda: sessions, FrontendMetrics("m", 100))
+    lookup = PrefixLookup(known, lambda: sessions, FrontendMetrics("m", 100), timing=LookupTiming(budget_s=5.0))
     column, took = i32_bytes(prompt), []
 
     async def one() -> None:
@@ -94,7 +93,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--at-once", type=int, default=1)
-    prefix_lookup.BUDGET_S = 5.0
     with tempfile.TemporaryDirectory() as scratch:
         server = RedisServer(Path(scratch))
         server.start()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from quire.services.frontend.composition.timing import FrontendTiming
+from quire.services.frontend.scheduler_client.connection import ConnectionTiming
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import sampling_pb2
@@ -19,7 +21,8 @@ from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.waiting import eventually, stays
 
-pytestmark = pytest.mark.usefixtures("impatient")
+FORGET_AFTER_S = 0.3
+TIMING = FrontendTiming(connections=ConnectionTiming(forget_after_s=FORGET_AFTER_S), registry_poll_s=0.05)
 
 COUNTING = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=40, seed=3, temperature=1))
 COUNTED = [(3 + i) % 200 for i in range(40)]
@@ -63,7 +66,7 @@ async def test_a_second_scheduler_is_found_and_used(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
     one, two = named("one", num_waiting_tokens=1000), named("two")
-    async with scheduler(one), running(folder, one.address, redis=redis_server.url) as frontend:
+    async with scheduler(one), running(folder, one.address, redis=redis_server.url, timing=TIMING) as frontend:
         assert await counted(frontend) == COUNTED
         async with scheduler(two):
             await published.lists(two)
@@ -79,7 +82,7 @@ async def test_a_second_scheduler_is_found_and_used(
 async def test_discovery_alone_is_enough(folder: Path, redis_server: RedisServer, published: Published) -> None:
     async with scheduler(named("only")) as only:
         await published.lists(only)
-        async with running(folder, redis=redis_server.url) as frontend:
+        async with running(folder, redis=redis_server.url, timing=TIMING) as frontend:
             assert await counted(frontend) == COUNTED
 
 
@@ -89,7 +92,7 @@ async def test_other_namespaces_are_not_looked_at(
     async with scheduler(named("one")) as one, scheduler(named("other")) as other:
         await published.lists(other)
         settings = {"redis": redis_server.url, "redis_namespace": "mine"}
-        async with running(folder, one.address, **settings) as frontend:
+        async with running(folder, one.address, timing=TIMING, **settings) as frontend:
             await until_metric(frontend, "redis_up", 1)
             await stays(lambda: not other.hellos, 0.2)  # several more rounds
             assert await metric(frontend, "sessions_open") == 1
@@ -101,7 +104,7 @@ async def test_a_scheduler_with_two_addresses_has_one_session(
 ) -> None:
     async with scheduler(named("one")) as one:
         alias = one.address.replace("127.0.0.1", "localhost")
-        async with running(folder, alias, redis=redis_server.url) as frontend:
+        async with running(folder, alias, redis=redis_server.url, timing=TIMING) as frontend:
             await published.lists(one)
             await stays(lambda: len(one.hellos) == 1, 0.3)
             one.break_sessions()  # both addresses are dialled, one session stays
@@ -119,7 +122,11 @@ async def test_two_lives_of_a_scheduler_are_two_sessions(
 ) -> None:
     """A scheduler restarted at another address while the old address still answers."""
     before, after = named("same"), named("same")
-    async with scheduler(before), scheduler(after), running(folder, before.address, redis=redis_server.url):
+    async with (
+        scheduler(before),
+        scheduler(after),
+        running(folder, before.address, redis=redis_server.url, timing=TIMING),
+    ):
         await published.lists(after)
         await after.until(lambda: after.sessions)
         assert before.sessions
@@ -129,7 +136,7 @@ async def test_an_entry_that_ends_costs_no_session_and_a_dead_scheduler_is_forgo
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
     one, two = named("one"), named("two")
-    async with scheduler(one), running(folder, one.address, redis=redis_server.url) as frontend:
+    async with scheduler(one), running(folder, one.address, redis=redis_server.url, timing=TIMING) as frontend:
         async with scheduler(two):
             await published.lists(two)
             await two.until(lambda: two.sessions)
@@ -144,9 +151,9 @@ async def test_a_configured_scheduler_is_never_forgotten(folder: Path, redis_ser
     only = named("only")
     async with contextlib.AsyncExitStack() as first_life:
         await first_life.enter_async_context(scheduler(only))
-        async with running(folder, only.address, redis=redis_server.url) as frontend:
+        async with running(folder, only.address, redis=redis_server.url, timing=TIMING) as frontend:
             await first_life.aclose()
-            await asyncio.sleep(0.6)  # longer than FORGET_AFTER_S
+            await asyncio.sleep(2 * FORGET_AFTER_S)
             await eventually(lambda: statuses(frontend), lambda found: found == [(only.address, admin_pb2.STATE_DOWN)])
             async with scheduler(only, int(only.address.rpartition(":")[2])):
                 assert await counted(frontend) == COUNTED
@@ -157,7 +164,11 @@ async def test_a_scheduler_of_another_model_is_left_alone(
 ) -> None:
     one, stranger = named("one"), named("stranger")
     stranger.reject_hello = "model.name: frontend f has 'tiny', scheduler s has 'b'"
-    async with scheduler(one), scheduler(stranger), running(folder, one.address, redis=redis_server.url) as frontend:
+    async with (
+        scheduler(one),
+        scheduler(stranger),
+        running(folder, one.address, redis=redis_server.url, timing=TIMING) as frontend,
+    ):
         await published.lists(stranger)
         await stranger.until(lambda: stranger.hellos)
         await eventually(lambda: "ignoring a discovered scheduler" in caplog.text)
@@ -182,7 +193,7 @@ async def test_whatever_redis_does_what_is_known_stays_known(
     one, two = named("one"), named("two")
     async with scheduler(one), scheduler(two):
         await published.lists(two)
-        async with running(folder, one.address, redis=redis_server.url) as frontend:
+        async with running(folder, one.address, redis=redis_server.url, timing=TIMING) as frontend:
             await two.until(lambda: two.sessions)
             if trouble == "no set":
                 await published.redis.set("{quire}:schedulers", b"of another type")
@@ -209,7 +220,10 @@ async def test_whatever_redis_does_what_is_known_stays_known(
 
 async def test_redis_that_comes_later_is_noticed(folder: Path, redis_server: RedisServer, published: Published) -> None:
     redis_server.stop()
-    async with scheduler(named("one")) as one, running(folder, one.address, redis=redis_server.url) as frontend:
+    async with (
+        scheduler(named("one")) as one,
+        running(folder, one.address, redis=redis_server.url, timing=TIMING) as frontend,
+    ):
         assert await counted(frontend) == COUNTED
         assert await metric(frontend, "redis_up") == 0
         redis_server.start()
@@ -220,7 +234,7 @@ async def test_redis_that_comes_later_is_noticed(folder: Path, redis_server: Red
 
 async def test_a_url_of_no_known_kind_is_a_start_up_error(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="redis: unsupported URL 'http://x'"):
-        async with running(folder, redis="http://x"):
+        async with running(folder, redis="http://x", timing=TIMING):
             pass
 
 
@@ -231,7 +245,7 @@ async def test_malformed_entries_are_counted_and_the_good_ones_are_used(
         await published.redis.sadd("{quire}:schedulers", "bad", b"\xff")
         await published.redis.set("{quire}:scheduler:bad", b'{"address": 7}')
         await published.lists(good)
-        async with running(folder, redis=redis_server.url) as frontend:
+        async with running(folder, redis=redis_server.url, timing=TIMING) as frontend:
             assert await counted(frontend) == COUNTED
             assert await metric(frontend, "redis_up") == 1
             assert await metric(frontend, "redis_malformed_entries_total{kind=scheduler}") >= 2

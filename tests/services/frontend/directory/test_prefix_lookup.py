@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import redis.exceptions
 
-from quire.services.frontend.directory import directory, prefix_lookup
-from quire.services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, PrefixLookup
+from quire.services.frontend.composition.timing import FrontendTiming
+from quire.services.frontend.directory import directory
+from quire.services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, LookupTiming, PrefixLookup
 from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.services.frontend.scheduler_client.sequence import PromptRequest
 from quire.shared.columns import i32_bytes
@@ -62,18 +63,29 @@ class Shards:
         return len(self.one.submissions), len(self.two.submissions)
 
 
+USUAL = LookupTiming()
+UNHURRIED = LookupTiming(budget_s=60.0)  # a busy machine may exceed the usual budget
+
+
 @asynccontextmanager
 async def shards(
-    folder: Path, server: RedisServer, published: Published, *, blocks_of_two: int = 20, **view_of_two: Any
+    folder: Path,
+    server: RedisServer,
+    published: Published,
+    *,
+    blocks_of_two: int = 20,
+    timing: LookupTiming = UNHURRIED,
+    **view_of_two: Any,
 ) -> AsyncIterator[Shards]:
     one, two = ScriptedScheduler(), ScriptedScheduler(**view_of_two)
+    often = FrontendTiming(registry_poll_s=0.1, prefix_lookup=timing)
     one.scheduler_id, two.scheduler_id = "one", "two"
     async with scheduler(one), scheduler(two):
         await published.lists(two)
         await published.holds(one, "worker-a", PROMPT, 1)
         await published.holds(two, "worker-b", PROMPT, 3)
         await published.holds(two, "worker-c", PROMPT, blocks_of_two)
-        async with running(folder, one.address, redis=server.url) as frontend:
+        async with running(folder, one.address, redis=server.url, timing=often) as frontend:
             await frontend.until_sessions(2)
             index = frontend.frontend.redis.directory
             assert index is not None
@@ -81,18 +93,6 @@ async def shards(
             yield Shards(one, two, frontend)
 
 
-@pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "INTERVAL_S", 0.1)
-
-
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the lookup's time budget, since a busy machine may exceed it."""
-    monkeypatch.setattr(prefix_lookup, "BUDGET_S", 60.0)
-
-
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(
     ("waiting_there", "prompt", "goes_to"),
     [
@@ -121,7 +121,6 @@ async def test_waiting_and_computing_are_weighed(
     assert submission.block_hashes == b"".join(chain)
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_a_burst_with_one_beginning_stays_together(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
@@ -136,7 +135,6 @@ async def test_a_burst_with_one_beginning_stays_together(
     assert cluster.submissions == (0, 12)
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_no_lookup_is_made_if_it_cannot_change_the_placement(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
@@ -150,7 +148,6 @@ async def test_no_lookup_is_made_if_it_cannot_change_the_placement(
         assert await outcomes(cluster.frontend) == {"skipped": 3}
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_prompts_of_one_call_are_looked_up_together(
     folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
@@ -163,10 +160,10 @@ async def test_prompts_of_one_call_are_looked_up_together(
 
 @pytest.mark.parametrize("trouble", ["hang", "stop"])
 async def test_trouble_with_redis_costs_one_request_a_moment(
-    folder: Path, redis_server: RedisServer, published: Published, monkeypatch: pytest.MonkeyPatch, trouble: str
+    folder: Path, redis_server: RedisServer, published: Published, trouble: str
 ) -> None:
-    monkeypatch.setattr(prefix_lookup, "PAUSE_S", 60.0)  # however long the ten take
-    async with shards(folder, redis_server, published, num_waiting_tokens=100) as cluster:
+    timing = LookupTiming(pause_s=60.0)  # however long the ten take
+    async with shards(folder, redis_server, published, timing=timing, num_waiting_tokens=100) as cluster:
         getattr(redis_server, trouble)()
         took = []
         for _ in range(10):
@@ -180,12 +177,11 @@ async def test_trouble_with_redis_costs_one_request_a_moment(
         assert seen["skipped"] >= 9
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_redis_that_comes_back_empty_is_asked_again(
-    folder: Path, redis_server: RedisServer, published: Published, monkeypatch: pytest.MonkeyPatch
+    folder: Path, redis_server: RedisServer, published: Published
 ) -> None:
-    monkeypatch.setattr(prefix_lookup, "PAUSE_S", 0.0)
-    async with shards(folder, redis_server, published, num_waiting_tokens=100) as cluster:
+    timing = LookupTiming(budget_s=60.0, pause_s=0.0)
+    async with shards(folder, redis_server, published, timing=timing, num_waiting_tokens=100) as cluster:
         redis_server.stop()
         assert await run(cluster.frontend, asking()) == 2
         redis_server.start()
@@ -275,12 +271,12 @@ WORK = PromptRequest(
 class Trial:
     """A lookup and its counted outcomes."""
 
-    def __init__(self, reader: ScriptedReader) -> None:
+    def __init__(self, reader: ScriptedReader, timing: LookupTiming = UNHURRIED) -> None:
         self.metrics = FrontendMetrics("m", 100)
         self.directory = ScriptedDirectory(reader)
         self.now_s = 1000.0
         sessions = [ScriptedSession("a"), ScriptedSession("b")]
-        self.lookup = PrefixLookup(self.directory, lambda: sessions, self.metrics, lambda: self.now_s)  # type: ignore[arg-type,return-value]
+        self.lookup = PrefixLookup(self.directory, lambda: sessions, self.metrics, lambda: self.now_s, timing)  # type: ignore[arg-type,return-value]
 
     async def ask(self, times: int = 1) -> None:
         await asyncio.gather(*(self.lookup.cached_tokens([WORK]) for _ in range(times)))
@@ -291,31 +287,28 @@ class Trial:
         return {outcome: count for outcome, count in counts.items() if count}
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_what_a_schedulers_best_worker_holds_counts() -> None:
     trial = Trial(ScriptedReader())
     assert await trial.lookup.cached_tokens([WORK]) == [{"a": 5 * BLOCK_SIZE}]
 
 
-async def test_a_slow_index_is_given_up_and_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_index_is_given_up_and_left_alone_for_a_while() -> None:
     reader = ScriptedReader()
     reader.open.clear()  # no caller waits for it
-    trial = Trial(reader)
+    trial = Trial(reader, LookupTiming(budget_s=1.0))
     await trial.ask()
     await trial.ask(20)
     assert (trial.seen, reader.num_asked) == ({"timeout": 1, "skipped": 20}, 1)
-    trial.now_s += prefix_lookup.PAUSE_S
+    trial.now_s += USUAL.pause_s
     await trial.ask(20)  # one lookup tries, the others are skipped
     assert (trial.seen, reader.num_asked) == ({"timeout": 2, "skipped": 39}, 2)
     reader.open.set()
-    monkeypatch.setattr(prefix_lookup, "BUDGET_S", 60.0)
-    trial.now_s += prefix_lookup.PAUSE_S
+    trial.now_s += USUAL.pause_s
     await trial.ask()
     await trial.ask(20)
     assert trial.seen == {"timeout": 2, "skipped": 39, "hit": 21}
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("error", [redis.exceptions.ResponseError("WRONGTYPE"), OSError(5, "x"), KeyError("epoch")])
 async def test_an_index_that_fails_is_left_alone_for_a_while(error: Exception) -> None:
     trial = Trial(ScriptedReader(error=error))
@@ -324,7 +317,6 @@ async def test_an_index_that_fails_is_left_alone_for_a_while(error: Exception) -
     assert trial.seen == {"error": 1, "skipped": 1}
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_a_crowd_is_bounded() -> None:
     reader = ScriptedReader(delay_s=0.005)
     trial = Trial(reader)
@@ -333,7 +325,6 @@ async def test_a_crowd_is_bounded() -> None:
     assert reader.most_at_once == MAX_AT_ONCE
 
 
-@pytest.mark.usefixtures("unhurried")
 async def test_a_request_that_is_cancelled_leaves_the_turn_to_others() -> None:
     reader = ScriptedReader(delay_s=0.01)
     trial = Trial(reader)

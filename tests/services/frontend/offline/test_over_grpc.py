@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from quire import AsyncClient, Client
-from quire.clients import batches
 from quire.clients.refused_streams import await_answer
-from quire.services.frontend.grpc_edge.services import file_service
+from quire.services.frontend.composition.timing import FrontendTiming
 from quire.shared.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -38,9 +37,7 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
-@pytest.fixture(autouse=True)
-def _fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "POLL_S", 0.02)
+OFTEN = FrontendTiming(batch_poll_s=0.02)
 
 
 def read(content: bytes) -> list[dict[str, Any]]:
@@ -67,7 +64,7 @@ def run_batch(address: str, path: Path) -> tuple[pb.Batch, bytes, bytes, list[st
 async def test_a_batch_over_grpc_is_the_batch_over_http(tool_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(written(line(1), line(2, temperature=9), line(3, max_tokens=2)))
-    async with serving(tool_model, tmp_path) as (frontend, openai, _script):
+    async with serving(tool_model, tmp_path, timing=OFTEN) as (frontend, openai, _script):
         batch, good, bad, listed = await asyncio.to_thread(run_batch, frontend.frontend.grpc_address, path)
         over_http = await openai.batches.retrieve(batch.id)
         content = (await openai.files.content(batch.output_file_id)).content
@@ -83,7 +80,7 @@ async def test_a_batch_over_grpc_is_the_batch_over_http(tool_model: Path, tmp_pa
 async def test_the_asynchronous_client_works_and_lists_by_pages(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(1), line(2))
     async with (
-        serving(tool_model, tmp_path) as (frontend, _, _script),
+        serving(tool_model, tmp_path, timing=OFTEN) as (frontend, _, _script),
         AsyncClient(frontend.frontend.grpc_address) as client,
     ):
         files = [await client.files.create(content, filename=f"{number}.jsonl") for number in range(3)]
@@ -105,7 +102,7 @@ async def test_the_asynchronous_client_works_and_lists_by_pages(tool_model: Path
 
 async def test_files_of_many_pieces_are_stored_unchanged(tool_model: Path, tmp_path: Path) -> None:
     content = bytes(range(256)) * 6000 + b"end"
-    async with serving(tool_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path, timing=OFTEN) as (frontend, _, _script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.create(content, "user_data")
             empty = await client.files.create(b"", "user_data", "empty")
@@ -178,7 +175,7 @@ def piece(content: bytes) -> pb.UploadFileRequest:
 async def test_a_malformed_upload_is_refused_and_leaves_no_file(
     tool_model: Path, tmp_path: Path, messages: list[pb.UploadFileRequest], said: str
 ) -> None:
-    async with serving(tool_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path, timing=OFTEN) as (frontend, _, _script):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
         call = stub.UploadFile(iter(messages))
         with pytest.raises(QuireError, match=said):
@@ -191,25 +188,27 @@ async def until_nothing(folder: Path) -> None:
     await eventually(lambda: not names(folder))
 
 
-async def test_a_stalled_or_disconnected_upload_releases_its_space(
-    tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_service, "STALLED_S", 0.3)
-    silent = asyncio.Event()
+async def half_an_upload(silent: asyncio.Event) -> AsyncIterator[pb.UploadFileRequest]:
+    yield begin(2**20)
+    for _ in range(17):
+        yield piece(b"x" * 50_000)
+    await silent.wait()
 
-    async def halves() -> AsyncIterator[pb.UploadFileRequest]:
-        yield begin(2**20)
-        for _ in range(17):
-            yield piece(b"x" * 50_000)
-        await silent.wait()
 
-    async with serving(tool_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (frontend, _, _script):
+async def test_a_stalled_upload_releases_its_space(tool_model: Path, tmp_path: Path) -> None:
+    silent, timing = asyncio.Event(), FrontendTiming(stalled_upload_s=0.3)
+    async with serving(tool_model, tmp_path, batch_file_mb=1, batch_store_mb=1, timing=timing) as (frontend, _, _):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
         with pytest.raises(QuireError, match=r"no data was received for 0\.3 s"):
-            await await_answer(stub.UploadFile(halves()))
+            await await_answer(stub.UploadFile(half_an_upload(silent)))
         await until_nothing(tmp_path)
-        monkeypatch.setattr(file_service, "STALLED_S", 60)
-        call = stub.UploadFile(halves())
+
+
+async def test_a_disconnected_upload_releases_its_space(tool_model: Path, tmp_path: Path) -> None:
+    silent = asyncio.Event()
+    async with serving(tool_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (frontend, _, _script):
+        stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
+        call = stub.UploadFile(half_an_upload(silent))
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             async with asyncio.timeout(60):
                 while True:
@@ -218,7 +217,7 @@ async def test_a_stalled_or_disconnected_upload_releases_its_space(
                     except ResourceExhausted:  # the answer needs free space
                         break
                     if call.done():  # it arrived while the other file existed, and found no free space
-                        call = stub.UploadFile(halves())
+                        call = stub.UploadFile(half_an_upload(silent))
             call.cancel()
             kept = await accepted(lambda: client.files.create(b"x" * 2**19), ResourceExhausted)
             assert (await client.files.list()).files == [kept]
@@ -228,7 +227,7 @@ async def test_files_of_a_key_are_invisible_to_others(tool_model: Path, tmp_path
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("a", "b")]}))
     keys.chmod(0o600)
-    async with serving(tool_model, tmp_path / "work", api_keys=str(keys)) as (frontend, _, script):
+    async with serving(tool_model, tmp_path / "work", timing=OFTEN, api_keys=str(keys)) as (frontend, _, script):
         address = frontend.frontend.grpc_address
         async with (
             AsyncClient(address, api_key="sk-a") as a,
@@ -256,7 +255,7 @@ async def test_files_of_a_key_are_invisible_to_others(tool_model: Path, tmp_path
 
 
 async def test_without_keys_callers_name_the_tenant(tool_model: Path, tmp_path: Path) -> None:
-    async with serving(tool_model, tmp_path) as (frontend, _, script):
+    async with serving(tool_model, tmp_path, timing=OFTEN) as (frontend, _, script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.for_tenant("blue").create(written(line(1)))
             with pytest.raises(NotFound):
@@ -270,7 +269,7 @@ async def test_without_keys_callers_name_the_tenant(tool_model: Path, tmp_path: 
 
 async def test_a_cancelled_batch_keeps_what_was_answered(tool_model: Path, tmp_path: Path) -> None:
     async with (
-        serving(tool_model, tmp_path, batch_concurrency=2) as (frontend, _, script),
+        serving(tool_model, tmp_path, timing=OFTEN, batch_concurrency=2) as (frontend, _, script),
         AsyncClient(frontend.frontend.grpc_address) as client,
     ):
         file = await client.files.create(written(*(line(number) for number in range(1, 201))))
@@ -296,7 +295,7 @@ async def test_without_a_folder_there_are_none(tool_model: Path) -> None:
 
 
 async def test_calls_are_counted_by_their_methods(tool_model: Path, tmp_path: Path) -> None:
-    async with serving(tool_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path, timing=OFTEN) as (frontend, _, _script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.create(b"x")
             await client.files.content(file.id)
@@ -318,7 +317,7 @@ def metrics_of(frontend: Running) -> dict[tuple[str, str], float]:
 
 async def test_an_unreadable_file_is_an_error_before_anything_is_sent(tool_model: Path, tmp_path: Path) -> None:
     """Checks an unreadable file: otherwise gRPC would cancel the call, and its caller with it."""
-    async with serving(tool_model, tmp_path) as (frontend, _, _script):
+    async with serving(tool_model, tmp_path, timing=OFTEN) as (frontend, _, _script):
         client = AsyncClient(frontend.frontend.grpc_address)
         with pytest.raises(InvalidArgument, match=r"file: cannot read .* Is a directory"):
             await client.files.create(tmp_path)

@@ -29,6 +29,7 @@ from tests.services.frontend.media.seeing_folder import NUM_EMBEDDINGS, SIDE, pl
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.tiny_folder import CHATML
+from tests.waiting import eventually
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -308,6 +309,14 @@ async def test_models_say_that_they_take_pictures(seeing: Path) -> None:
         assert "vision" in shown["capabilities"]
 
 
+async def test_models_take_no_pictures_if_no_worker_encodes_them(seeing: Path) -> None:
+    script = ScriptedScheduler(media_modalities=[])
+    async with scheduler(script), running(seeing, script.address) as started:
+        await eventually(lambda: started.frontend.core.client.limits is not None)
+        (card,) = (await started.http.get("/v1/models")).json()["data"]
+    assert card["input_modalities"] == ["text"]
+
+
 async def test_responses_take_pictures_in_messages_and_in_outputs_of_tools(seeing: Path) -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "look"}, input_image(RED)]},
@@ -351,3 +360,23 @@ async def test_calls_that_count_tokens_count_pictures(seeing: Path, folder: Path
         refused = await started.http.post("/tokenize", json=conversation)
         assert refused.status_code == 400
         assert "models are given text only, not pictures" in refused.text
+
+
+async def test_the_times_of_a_picture_are_parts_of_the_time_of_its_request(seeing: Path) -> None:
+    parts = ("tokenize", "fetch", "preprocess", "schedule", "encode", "prefill")
+    asked = {"messages": user(image(plain(RED)), text("what?")), "return_metrics": True, "max_tokens": 2}
+    async with scheduler(ScriptedScheduler()) as script, running(seeing, script.address) as started:
+        times = (await started.http.post(CHAT, json=asked)).json()["metrics"]
+        *_, last = (await started.http.post(CHAT, json={**asked, "stream": True})).text.split("data: ")[:-1]
+        wordy = {**asked, "messages": [{"role": "user", "content": "what?"}]}
+        of_words = (await started.http.post(CHAT, json=wordy)).json()["metrics"]
+        await started.until_idle()
+        metrics = await started.metrics()
+    assert sum(times[f"{part}_time_ms"] for part in parts) == pytest.approx(times["time_to_first_token_ms"], abs=1)
+    assert min(times["fetch_time_ms"], times["preprocess_time_ms"]) > 0
+    assert times["encode_time_ms"] == pytest.approx(0.02), "as the scheduler reported"
+    again = json.loads(last)["metrics"]
+    assert again["preprocess_time_ms"] < times["preprocess_time_ms"], "it was kept"
+    assert not {"fetch_time_ms", "preprocess_time_ms", "encode_time_ms"} & of_words.keys()
+    counts = {part: metrics[f"quire_frontend_request_part_seconds_count{{part={part}}}"] for part in parts[1:3]}
+    assert counts == {"fetch": 2, "preprocess": 2}

@@ -8,8 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from quire.services.frontend.output_processor.delta import SampleDelta
-from quire.services.frontend.output_processor.mailbox import Mailbox
-from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample import AT_END, Mailbox, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
@@ -31,7 +30,7 @@ class RecordingOwner:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         self.events.append("start")
 
     def on_first_token(self, sample: Sample, now: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.services.frontend.output_processor.delta import SampleDelta
-from quire.services.frontend.output_processor.mailbox import Mailbox
+from quire.services.frontend.output_processor.sample import Mailbox
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from tests.waiting import loop_turns
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.services.frontend.composition import health
-from quire.services.frontend.scheduler_client.connection import Connection
+from quire.services.frontend.composition.timing import FrontendTiming
+from quire.services.frontend.scheduler_client.connection import Connection, ConnectionTiming
 from quire.services.frontend.scheduler_client.session import Session
-from quire.shared.process import liveness
 from quire.shared.rpc.server import LIVENESS, NOT_SERVING, SERVING
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scheduler_client.test_sessions import COUNTED, COUNTING, tokens_of
@@ -55,13 +54,9 @@ async def until_liveness(frontend: Running, wanted: object) -> None:
     await eventually(lambda: liveness_of(frontend), lambda found: found == wanted)
 
 
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "LOOK_S", 0.02)
-    monkeypatch.setattr(health, "ATTEMPT_TIMEOUT_S", 0.4)
+IMPATIENT = FrontendTiming(liveness_check_s=0.02, connection_attempt_s=0.4)
 
 
-@pytest.mark.usefixtures("_impatient")
 async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt, goes_on = Connection.connect_once, asyncio.Event()
 
@@ -71,29 +66,19 @@ async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monk
 
     monkeypatch.setattr(Connection, "connect_once", hangs)
     script = ScriptedScheduler(count_up)
-    async with scheduler(script), running(folder, script.address, until_health=(503,)) as frontend:
+    async with scheduler(script), running(folder, script.address, until_health=(503,), timing=IMPATIENT) as frontend:
         await until_liveness(frontend, NOT_SERVING)
         goes_on.set()
         await until_liveness(frontend, SERVING)
         await eventually(lambda: frontend.http.get("/health"), lambda found: found.status_code == 200)
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_a_scheduler_that_is_away_is_no_death_of_the_frontend(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "ATTEMPT_TIMEOUT_S", 10.0)  # 500 checks; an attempt and its pause take less
-    looked = asyncio.Event()
-    look, num_looks = liveness.Liveness.look, 0
-
-    def counted(self: liveness.Liveness) -> None:
-        nonlocal num_looks
-        look(self)
-        num_looks += 1
-        if num_looks > 200:
-            looked.set()
-
-    monkeypatch.setattr(liveness.Liveness, "look", counted)
-    async with running(folder, "127.0.0.1:1", until_health=(503,)) as frontend:
-        await asyncio.wait_for(looked.wait(), 60)
-        assert await liveness_of(frontend) == SERVING
+async def test_a_scheduler_that_is_away_is_no_death_of_the_frontend(folder: Path) -> None:
+    """Sixty attempts and their pauses take longer than one attempt may."""
+    short = ConnectionTiming(longest_pause_s=0.1)
+    timing = FrontendTiming(connections=short, liveness_check_s=0.02, connection_attempt_s=3.0)
+    async with running(folder, "127.0.0.1:1", until_health=(503,), timing=timing) as frontend:
+        attempts = frontend.frontend.core.client.connections.reconnect_attempts
+        async with asyncio.timeout(60):
+            while int(str(attempts()["connection to 127.0.0.1:1"])) < 60:
+                assert await liveness_of(frontend) == SERVING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,6 +48,47 @@ async def test_background_responses_are_bounded_by_address(
         assert await statuses(greedy, 5) == [200, 200, 200, 429, 429]
         assert await statuses(other, 4) == [200, 200, 200, 429]
         assert await statuses(other, 1, **{"x-tenant": "named"}) == [200]
+        script.resume()
+
+
+async def test_background_responses_of_a_client_leave_places_for_others(folder: Path) -> None:
+    """They run without their client, so without a bound one address takes all places, with a new tenant each."""
+    script = ScriptedScheduler(count_up)
+    async with (
+        scheduler(script),
+        running(folder, script.address, max_inflight_requests=12) as frontend,
+        client(frontend, "127.0.0.1") as greedy,
+        client(frontend, "127.0.0.2") as other,
+    ):
+        script.pause()
+        assert [(await statuses(greedy, 1, **{"x-tenant": f"t{n}"}))[0] for n in range(5)] == [200] * 3 + [429] * 2
+        refused = (await greedy.post("/v1/responses", json=ASKED)).json()["error"]["message"]
+        assert "at most 3 may be, 1/4 of max_inflight_requests" in refused
+        assert await statuses(other, 1) == [200]
+        script.resume()
+        async with asyncio.timeout(30):
+            while (await statuses(greedy, 1))[0] != 200:
+                await asyncio.sleep(0.01)
+
+
+async def test_keys_of_one_tenant_share_its_background_responses(folder: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    tenants = {"a1": "a", "a2": "a", "b": "b"}
+    keys.write_text(
+        "keys:\n" + "".join(f"  - {{name: {n}, key: k-{n}-0123456789, tenant: {t}}}\n" for n, t in tenants.items())
+    )
+    keys.chmod(0o600)
+    script = ScriptedScheduler(count_up)
+    async with (
+        scheduler(script),
+        running(folder, script.address, max_inflight_requests=8, api_keys=str(keys)) as frontend,
+        client(frontend, "127.0.0.1") as http,
+    ):
+        script.pause()
+        found = [
+            (await statuses(http, 1, **{"x-api-key": f"k-{n}-0123456789"}))[0] for n in ("a1", "a2", "a1", "a2", "b")
+        ]
+        assert found == [200, 200, 429, 429, 200]
         script.resume()
 
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from quire.services.worker.structured import mask_builder, slow_grammars, stream_gate
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from quire.services.worker.structured.compile_pool import CompileLimits, CompilePool, CompileResult
-from quire.services.worker.structured.fair_filler import FairFiller
+from quire.services.worker.structured.fair_filler import FairFiller, noticeable_s
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
@@ -44,6 +44,9 @@ class FakeSequence:
 
     def fail_as_too_slow(self, text: str) -> None:
         self.failed = text
+
+
+LARGE_MASK = 150_000 // 32  # words
 
 
 class SlowFiller:
@@ -70,12 +73,13 @@ def test_only_the_slow_sequence_of_many_ends() -> None:
     assert not sequences[0].fill_alone
 
 
-def rounds(sequences: list[FakeSequence], count: int) -> None:
+def rounds(sequences: list[FakeSequence], count: int, num_words: int = LARGE_MASK) -> None:
     """Runs steps with the sequences that have not ended."""
     filler = FairFiller(SlowFiller())  # type: ignore[arg-type]
     for _ in range(count):
         live = [sequence for sequence in sequences if not sequence.failed]
-        filler.fill(live, [*range(len(live))], np.zeros((len(live), 1), dtype=np.int32))  # type: ignore[arg-type]
+        masks = np.zeros((len(live), num_words), dtype=np.int32)
+        filler.fill(live, [*range(len(live))], masks)  # type: ignore[arg-type]
 
 
 def test_slow_grammars_end_until_the_rest_is_within_the_step_budget() -> None:
@@ -93,6 +97,45 @@ def test_many_fast_grammars_and_a_slow_one_fit_the_budget() -> None:
     sequences = [*(FakeSequence(0.0005) for _ in range(60)), FakeSequence(0.007)]
     rounds(sequences, 6)
     assert not any(sequence.failed for sequence in sequences)
+
+
+def test_masks_over_a_small_vocabulary_are_slow_earlier() -> None:
+    """Thirty grammars of 0.7 ms each are usual ones with a large vocabulary, and delay every step without need with a
+    small one."""
+    assert noticeable_s(4096) < 0.0007 < noticeable_s(LARGE_MASK * 32)
+    few, many = ([FakeSequence(0.0007) for _ in range(30)] for _ in range(2))
+    rounds(many, 6)
+    assert not any(sequence.failed for sequence in many)
+    rounds(few, 6, num_words=4096 // 32)
+    assert any(sequence.failed for sequence in few)
+    assert sum(sequence.cost_s for sequence in few if not sequence.failed) < 0.011
+
+
+class AmbiguousFiller(SlowFiller):
+    """Filler whose masks take longer with every token, as those of an ambiguous grammar do."""
+
+    def __init__(self) -> None:
+        self.steps_s: list[float] = []
+
+    def fill(self, matchers: Sequence[float], places: Sequence[int], masks: Any) -> None:
+        began = time.thread_time()
+        super().fill([seconds * 1.1 ** len(self.steps_s) for seconds in matchers], places, masks)
+        self.spent_s += time.thread_time() - began
+
+    spent_s = 0.0
+
+
+def test_masks_that_grow_are_ended_before_they_take_twice_the_budget() -> None:
+    """Sixteen ambiguous grammars of one tenant, with times as measured with the bundled model."""
+    ambiguous = AmbiguousFiller()
+    filler = FairFiller(ambiguous)  # type: ignore[arg-type]
+    sequences = [FakeSequence(0.00005) for _ in range(16)]
+    while any(not sequence.failed for sequence in sequences) and len(ambiguous.steps_s) < 60:
+        live = [sequence for sequence in sequences if not sequence.failed]
+        ambiguous.spent_s = 0.0
+        filler.fill(live, [*range(len(live))], np.zeros((16, 4096 // 32), dtype=np.int32))  # type: ignore[arg-type]
+        ambiguous.steps_s.append(ambiguous.spent_s)
+    assert max(ambiguous.steps_s) < 0.021
 
 
 def test_a_single_slow_grammar_is_limited_by_the_step_budget() -> None:

@@ -96,7 +96,7 @@ class BeamRun(Run):
             assert self.tokens[output.sequence_id] == said
             assert self.scores[output.sequence_id] == pytest.approx(score, abs=1e-4)
             assert self.ended[output.sequence_id] is reason
-        assert not self.core.state.searches
+        assert not self.core.state.searches.by_root
         assert self.core.use.used == self.core.kv.num_unowned() == 0
 
 
@@ -164,7 +164,7 @@ def test_a_preempted_search_resumes_where_it_was(core: NewCore) -> None:
         for _ in range(at):
             if run.core.has_work:
                 run.step()
-        if run.core.state.searches:
+        if run.core.state.searches.by_root:
             run.core.preempt(run.core.state.searches.slots_of(root)[-1])
             assert not run.core.running.live.any()
         run.drain()

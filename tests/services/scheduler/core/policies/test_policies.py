@@ -228,6 +228,63 @@ def test_idle_tenants_beyond_the_limit_are_removed(core: NewCore) -> None:
     assert len(c.waiting.tenants) <= 4  # type: ignore[attr-defined]
 
 
+def add_of(core: Core, tenant: str, first_key: int, count: int) -> None:
+    for key in range(first_key, first_key + count):
+        core.add(make_sequence(key, [key] * 4, max_tokens=50, tenant=tenant))
+
+
+def test_the_last_slots_are_kept_for_tenants_with_few_sequences(core: NewCore) -> None:
+    """A call with as many prompts as slots made the next first token of another tenant wait for an end."""
+    c = core(policy=Fair, max_num_seqs=64)
+    add_of(c, "short", 0, 1)
+    step(c)
+    add_of(c, "many", 100, 128)
+    step(c)
+    step(c)
+    assert len(running(c)) == 60
+    add_of(c, "short", 1, 3)  # the tenant's second to fourth
+    step(c)
+    assert {0, 1} <= running(c)
+    assert running(c) & {2, 3} == set()
+    assert len(running(c)) == 61
+
+
+def test_a_waiting_tenant_above_its_share_is_passed_over_and_returns(core: NewCore) -> None:
+    c = core(policy=Fair, max_num_seqs=32)
+    add_of(c, "short", 0, 1)
+    add_of(c, "many", 100, 64)
+    for _ in range(3):
+        step(c)
+    before = running(c)
+    add_of(c, "new", 200, 1)  # gets the rank of the tenant that waits, behind it
+    step(c)
+    assert running(c) == before | {200}
+    for _ in range(60):
+        step(c)
+    assert len(running(c)) == 30
+    assert all(key >= 100 for key in running(c))
+
+
+def test_a_tenant_alone_takes_all_slots(core: NewCore) -> None:
+    c = core(policy=Fair, max_num_seqs=32)
+    add_of(c, "many", 0, 64)
+    step(c)
+    assert len(running(c)) == 32
+
+
+def test_many_tenants_divide_the_reserved_slots(core: NewCore) -> None:
+    """Names come from clients: a client with many of them takes no more than its tenants' shares."""
+    c = core(policy=Fair, max_num_seqs=64)
+    for number in range(30):
+        add_of(c, f"t{number}", 100 * number, 4)
+    step(c)
+    assert len(running(c)) == 60
+    add_of(c, "new", 5000, 2)
+    step(c)
+    assert 5000 in running(c)
+    assert 5001 not in running(c)
+
+
 def operations_to_admit(core: NewCore, num_tenants: int) -> int:
     """Counts the operations of a step that admits 64 sequences, with 3 waiting for each of `num_tenants` tenants."""
     c = core(policy=Fair, max_num_seqs=64)

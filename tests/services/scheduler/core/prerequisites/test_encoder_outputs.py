@@ -133,6 +133,22 @@ def test_two_sequences_never_hold_what_the_other_one_needs(core: NewCore) -> Non
     assert run(c) == [2]
 
 
+def test_sequences_that_share_items_with_one_that_is_gone_do_not_wait_for_each_other(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    encoded(c, "ab")
+    c.add(with_items(2, "ac"))  # keeps a, and waits for the room of b
+    c.add(with_items(3, "bd"))  # keeps b, and waits for the room of a
+    assert orders(c) == "ab"
+    assert run(c) == [1]
+    assert orders(c) == "Bc"
+    encoded(c, "c")
+    assert run(c) == [1, 2]
+    assert sorted(orders(c)) == ["A", "C", "b", "d"]
+    encoded(c, "bd")
+    assert 3 in run(c)
+
+
 def test_a_failure_ends_every_sequence_with_the_item_and_is_tried_again(core: NewCore) -> None:
     c = seeing(core)
     c.add(with_items(1, "ab"))
@@ -270,6 +286,123 @@ def test_new_weights_make_the_worker_encode_again_what_is_in_use(core: NewCore) 
     assert run(c) == [2]
 
 
+def test_rows_that_cross_a_change_of_weights_are_encoded_again(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a"))
+    assert orders(c) == "a"
+    c.reset_prefix_cache(preempt_running=True)
+    encoded(c, "a")  # by the old weights, or by the new ones: the scheduler cannot know
+    assert orders(c) == "Aa"
+    assert run(c) == []
+    encoded(c, "a")
+    assert run(c) == [1]
+
+
+def test_an_item_without_users_that_crosses_a_change_of_weights_is_dropped(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a"))
+    c.cancel(1)
+    c.reset_prefix_cache(preempt_running=True)
+    encoded(c, "a")
+    assert orders(c) == "aA"
+    assert c.encoder_outputs.num_items == 0
+
+
+def test_a_failure_that_crosses_a_change_of_weights_ends_its_sequence(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a"))
+    c.reset_prefix_cache(preempt_running=True)
+    encoded(c, "a", FAILURE)
+    assert [end.failure for end in c.take_events().finished] == [FAILURE]
+    c.add(with_items(2, "a"))
+    assert orders(c) == "aa"
+    encoded(c, "a")
+    assert run(c) == [2]
+
+
+class EncodingWorker:
+    """Executes the orders about media, as a worker does: an item is encoded some time after its order, its answer
+    arrives some time after that, and new weights drop the rows that are kept."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self.rows: set[bytes] = set()
+        self._waiting: list[bytes] = []
+        self._answers: list[tuple[bytes, Failure | None]] = []
+
+    def receive(self, core: Core) -> None:
+        for order in core.encoder_outputs.take_orders():
+            if order.item is None:
+                self.rows.discard(order.identifier)
+            else:
+                self._waiting.append(order.identifier)
+
+    def encode(self) -> None:
+        if self._waiting:
+            identifier = self._waiting.pop(self._chance.randrange(len(self._waiting)))
+            failure = FAILURE if self._chance.random() < 0.1 else None
+            if failure is None:
+                self.rows.add(identifier)
+            self._answers.append((identifier, failure))
+
+    def answer(self, core: Core) -> None:
+        if self._answers:
+            identifier, failure = self._answers.pop(self._chance.randrange(len(self._answers)))
+            assert core.encoder_outputs.awaits(identifier)
+            core.on_media_encoded(identifier, failure)
+
+    def change_weights(self) -> None:
+        self.rows.clear()
+
+
+def run_with_rows(core: Core, worker: EncodingWorker) -> None:
+    """Plans and applies a step, whose new sequences must find the rows of their items."""
+    plan = core.schedule(0)
+    if plan is None:
+        return
+    for admission in plan.admitted:
+        assert all(item.identifier in worker.rows for item in admission.sequence.media)
+    count = len(core.steps_in_flight[0].keys)
+    core.apply(StepResult(plan.step_id, np.full(count, 7, dtype=np.int32)), now=0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_sequence_runs_without_rows_whenever_weights_change(core: NewCore, seed: int) -> None:
+    chance, c = random.Random(seed), seeing(core, enable_prefix_caching=False)
+    worker, live = EncodingWorker(chance), set[int]()
+    for key in range(1, 500):
+        match chance.randrange(6):
+            case 0:
+                letters = "".join(chance.choices("abcdef", k=chance.randrange(1, 3)))
+                c.add(with_items(key, letters, max_tokens=chance.randrange(1, 4)))
+                live.add(key)
+            case 1 if live:
+                c.cancel(chance.choice(sorted(live)))
+            case 2:
+                worker.answer(c)
+            case 3:
+                worker.encode()
+            case 4 if chance.random() < 0.3:
+                c.reset_prefix_cache(preempt_running=True)  # no order is sent until the weights have changed
+                if chance.random() < 0.5:
+                    worker.answer(c)
+                worker.change_weights()
+            case _:
+                run_with_rows(c, worker)
+        worker.receive(c)
+        live -= {end.sequence.key for end in c.take_events().finished}
+        c.encoder_outputs.check_invariant()
+    for _ in range(1000):
+        for act in (worker.encode, lambda: worker.answer(c), lambda: run_with_rows(c, worker)):
+            act()
+            worker.receive(c)
+        live -= {end.sequence.key for end in c.take_events().finished}
+        if not live:
+            break
+    assert not live
+    assert not c.has_work
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_operations_leave_nothing_blocked_and_nothing_over(core: NewCore, seed: int) -> None:
     chance, c = random.Random(seed), seeing(core)
@@ -318,3 +451,29 @@ def test_blocks_that_output_completes_name_the_items_that_reach_into_them(core: 
     assert len(expected) == 2
     assert sequence.block_hashes == expected
     assert sequence.block_hashes[0] != block_hash.chain(sequence.root_hash, tokens, 16)[0]
+
+
+def started_times(core: Core, now: float) -> dict[int, tuple[float, float]]:
+    """Plans one step; returns by sequence the time since it was queued, and that in which its media were encoded."""
+    core.schedule(now)
+    return {start.sequence.key: (start.queued_s, start.encode_s) for start in core.take_events().started}
+
+
+def test_the_time_of_encoding_is_reported_with_the_start(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab", queued_at=10.0))
+    c.add(with_items(2, "b", queued_at=14.5))
+    c.add(make_sequence(3, [3], queued_at=10.0))
+    c.on_media_encoded(name("a"), span=(12.0, 14.0))
+    c.on_media_encoded(name("b"), span=(13.0, 16.0))  # a second of it is that of the other item
+    assert started_times(c, 20.0) == {1: (10.0, 4.0), 2: (5.5, 1.5), 3: (10.0, 0.0)}
+
+
+def test_a_kept_item_takes_no_time(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a"))
+    c.on_media_encoded(name("a"), span=(1.0, 3.0))
+    run(c)
+    c.take_events()
+    c.add(with_items(2, "a", queued_at=5.0))
+    assert started_times(c, 6.0) == {2: (1.0, 0.0)}

@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepPlan
-from quire.services.scheduler.core.timing.depth import PipelineDepth
+from quire.services.scheduler.core.timing.step_times import PipelineDepth
 from tests.services.scheduler.core.steps import NewCore, add, returned
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from quire.services.scheduler.core.running.token_rows import TokenRows
+from quire.services.scheduler.core.running.running import TokenRows
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.shared.columns import i32_bytes
 

@@ -7,7 +7,7 @@ import pytest
 
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.plan import StepResult
-from quire.services.scheduler.core.timing.chunk_limit import MIN_TOKENS, ChunkLimit
+from quire.services.scheduler.core.timing.step_times import MIN_TOKENS, ChunkLimit
 from tests.services.scheduler.conftest import make_sequence
 from tests.services.scheduler.core.steps import NewCore
 

@@ -1,0 +1,102 @@
+"""Session of one encode worker: orders to encode media go down, outcomes come up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from quire.services.scheduler.cluster.terms import ClusterTerms, check_model, check_name
+from quire.services.scheduler.placement.encode_fleet import EncodeFleet
+from quire.services.scheduler.replicas.encode_worker import EncodeWorker
+from quire.services.scheduler.sessions.open_session import OpenSession
+from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.logs import logger
+from quire.shared.metrics.scheduler import SchedulerMetrics
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process import lifecycle
+from quire.shared.rpc.duplex import Duplex
+
+log = logger("workers")
+
+MAX_ENCODER_ROWS = 2**24
+LAYOUT_BYTES = 32
+CHECK_S = 0.25
+FETCH_S = 30.0  # most time to fetch pixels from a slow frontend, in addition to the deadline of a step
+
+WorkerSession = Duplex[pb.AttachRequest, pb.AttachResponse]
+
+
+def check_encode_hello(hello: pb.WorkerHello, terms: ClusterTerms) -> None:
+    """Raises FailedPrecondition for an encode worker of another model, and for values out of range."""
+    service = f"worker {hello.worker_id}"
+    check_name("worker_id", hello.worker_id)
+    check_name("address", hello.address)
+    for name in ("version", "device"):
+        check_name(name, getattr(hello, name), needed=False)
+    check_model(hello.model, service)
+    encoder = hello.encoder
+    if not 1 <= encoder.capacity <= MAX_ENCODER_ROWS:
+        text = f"{service} has {encoder.capacity}, needs 1 to {MAX_ENCODER_ROWS}"
+        raise FailedPrecondition(f"encoder.capacity: {text}", field="encoder.capacity")
+    if len(encoder.layout) != LAYOUT_BYTES:
+        text = f"{service} sent {len(encoder.layout)} bytes; {LAYOUT_BYTES} are a layout"
+        raise FailedPrecondition(f"encoder.layout: {text}", field="encoder.layout")
+    terms.agree_on_model(hello.model, service)
+
+
+class EncodeSession:
+    """Serves an attached encode worker until it leaves or is lost."""
+
+    def __init__(
+        self, session: WorkerSession, worker: EncodeWorker, served: OpenSession, fleet: EncodeFleet, deadline_s: float
+    ) -> None:
+        """`served`: counts the worker's messages; `deadline_s`: longest time without an answer while it encodes, the
+        fetch of pixels not included."""
+        self._session, self._worker, self._served, self._fleet = session, worker, served, fleet
+        self._most_checks = math.ceil((deadline_s + FETCH_S) / CHECK_S)
+        self._left = asyncio.Event()  # set when a leaving worker is not needed any more
+        worker.on_users_changed = self._check_left
+
+    async def run(self, metrics: SchedulerMetrics) -> None:
+        """Attaches the worker, serves its messages, and detaches it at the end, which starts its jobs again. Raises
+        FailedPrecondition for invalid messages."""
+        worker, is_left = self._worker, False
+        self._fleet.attach(worker)
+        log.info("encode worker attached", worker=worker.id, epoch=worker.epoch, rows=worker.hello.encoder.capacity)
+        try:
+            await lifecycle.run_until_first(self._read(), self._left.wait(), self._watch(), self._session.pump())
+            is_left = self._left.is_set()
+            if not is_left:
+                metrics.workers_lost.labels("closed").inc()
+        except Unavailable as error:
+            metrics.workers_lost.labels("silent").inc()
+            log.warning("worker lost", worker=worker.id, epoch=worker.epoch, reason=error.message)
+        finally:
+            self._fleet.detach(worker, lost=not is_left)
+            log.info("encode worker detached", worker=worker.id, epoch=worker.epoch, lost=not is_left)
+
+    async def _read(self) -> None:
+        """Handles the worker's messages until the stream ends."""
+        async for message in self._session.messages():
+            self._served.num_messages += 1
+            kind = message.WhichOneof("message")
+            if kind == "media_prepared":
+                self._fleet.receive_prepared(self._worker, message.media_prepared)
+            elif kind == "leaving":
+                log.info("worker is leaving", worker=self._worker.id)
+                self._worker.leaving = True
+                self._check_left()
+
+    def _check_left(self) -> None:
+        """Ends the session of a leaving worker when no other worker needs its rows."""
+        if self._worker.leaving and not self._worker.num_users:
+            self._left.set()
+
+    async def _watch(self) -> None:
+        """Raises Unavailable when the worker has had items to encode for too long without an answer."""
+        worker, num_answers, num_checks = self._worker, 0, 0
+        while num_checks < self._most_checks:  # counts checks, as this process itself may have been stopped
+            await asyncio.sleep(CHECK_S)
+            is_stuck = worker.num_encoding > 0 and worker.num_answers == num_answers
+            num_answers, num_checks = worker.num_answers, num_checks + 1 if is_stuck else 0
+        raise Unavailable(f"it has answered none of {worker.num_encoding} orders to encode in time")
