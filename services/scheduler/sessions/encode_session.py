@@ -63,6 +63,7 @@ class EncodeSession:
         served: OpenSession,
         fleet: EncodeFleet,
         deadline_s: float,
+        *,
         timing: EncodeTiming = ENCODE_TIMING,
     ) -> None:
         """`served`: counts the worker's messages; `deadline_s`: longest time without an answer while it encodes, the

@@ -243,7 +243,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         session.send(self._welcome(hello, worker.epoch))
         served, fleet = self._sessions[hello.worker_id], self._cluster.encoders
         deadline_s, timing = self._settings.step_deadline_s, self._encode_timing
-        await EncodeSession(session, worker, served, fleet, deadline_s, timing).run(self._metrics)
+        await EncodeSession(session, worker, served, fleet, deadline_s, timing=timing).run(self._metrics)
 
     def _welcome(self, hello: pb.WorkerHello, epoch: int) -> pb.AttachResponse:
         """Returns the answer to a worker's hello."""
