@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import NamedTuple
 
 from quire.services.scheduler.cluster.terms import ClusterTerms, check_model, check_name
 from quire.services.scheduler.placement.encode_fleet import EncodeFleet
@@ -20,8 +21,6 @@ log = logger("workers")
 
 MAX_ENCODER_ROWS = 2**24
 LAYOUT_BYTES = 32
-CHECK_S = 0.25
-FETCH_S = 30.0  # most time to fetch pixels from a slow frontend, in addition to the deadline of a step
 
 WorkerSession = Duplex[pb.AttachRequest, pb.AttachResponse]
 
@@ -44,16 +43,34 @@ def check_encode_hello(hello: pb.WorkerHello, terms: ClusterTerms) -> None:
     terms.agree_on_model(hello.model, service)
 
 
+class EncodeTiming(NamedTuple):
+    """How long an encode worker may take without an answer."""
+
+    check_s: float = 0.25  # interval of the checks
+    fetch_s: float = 30.0  # most time to fetch pixels from a slow frontend, in addition to the deadline of a step
+
+
+ENCODE_TIMING = EncodeTiming()
+
+
 class EncodeSession:
     """Serves an attached encode worker until it leaves or is lost."""
 
     def __init__(
-        self, session: WorkerSession, worker: EncodeWorker, served: OpenSession, fleet: EncodeFleet, deadline_s: float
+        self,
+        session: WorkerSession,
+        worker: EncodeWorker,
+        served: OpenSession,
+        fleet: EncodeFleet,
+        deadline_s: float,
+        *,
+        timing: EncodeTiming = ENCODE_TIMING,
     ) -> None:
         """`served`: counts the worker's messages; `deadline_s`: longest time without an answer while it encodes, the
         fetch of pixels not included."""
         self._session, self._worker, self._served, self._fleet = session, worker, served, fleet
-        self._most_checks = math.ceil((deadline_s + FETCH_S) / CHECK_S)
+        self._most_checks = math.ceil((deadline_s + timing.fetch_s) / timing.check_s)
+        self._check_s = timing.check_s
         self._left = asyncio.Event()  # set when a leaving worker is not needed any more
         worker.on_users_changed = self._check_left
 
@@ -96,7 +113,7 @@ class EncodeSession:
         """Raises Unavailable when the worker has had items to encode for too long without an answer."""
         worker, num_answers, num_checks = self._worker, 0, 0
         while num_checks < self._most_checks:  # counts checks, as this process itself may have been stopped
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(self._check_s)
             is_stuck = worker.num_encoding > 0 and worker.num_answers == num_answers
             num_answers, num_checks = worker.num_answers, num_checks + 1 if is_stuck else 0
         raise Unavailable(f"it has answered none of {worker.num_encoding} orders to encode in time")

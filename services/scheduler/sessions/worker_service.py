@@ -23,7 +23,13 @@ from quire.services.scheduler.prefix_directory.directory import PrefixDirectory
 from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.encode_worker import ENCODE, EncodeWorker
 from quire.services.scheduler.replicas.replica import Replica
-from quire.services.scheduler.sessions.encode_session import EncodeSession, WorkerSession, check_encode_hello
+from quire.services.scheduler.sessions.encode_session import (
+    ENCODE_TIMING,
+    EncodeSession,
+    EncodeTiming,
+    WorkerSession,
+    check_encode_hello,
+)
 from quire.services.scheduler.sessions.guard import LoopGuard
 from quire.services.scheduler.sessions.held_blocks import adopt
 from quire.services.scheduler.sessions.open_session import OpenSession
@@ -66,10 +72,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         directory: PrefixDirectory | None,
         reconciler: WorkerReconciler,
         streams: WeightStreams,
+        encode_timing: EncodeTiming = ENCODE_TIMING,
     ) -> None:
         """`on_garbage` is called when a session has ended: the objects of its worker form reference cycles."""
         self._keeping_up = reconciler
         self._streams = streams
+        self._encode_timing = encode_timing
         self._settings = settings
         self._policy = find_policy(settings.scheduling_policy)
         self._cluster = cluster
@@ -234,7 +242,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         worker = EncodeWorker(hello, _next_epoch(hello), session.send)
         session.send(self._welcome(hello, worker.epoch))
         served, fleet = self._sessions[hello.worker_id], self._cluster.encoders
-        await EncodeSession(session, worker, served, fleet, self._settings.step_deadline_s).run(self._metrics)
+        deadline_s, timing = self._settings.step_deadline_s, self._encode_timing
+        await EncodeSession(session, worker, served, fleet, deadline_s, timing=timing).run(self._metrics)
 
     def _welcome(self, hello: pb.WorkerHello, epoch: int) -> pb.AttachResponse:
         """Returns the answer to a worker's hello."""

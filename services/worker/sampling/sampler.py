@@ -174,6 +174,7 @@ class Sampler:
             self.grammar_masks,  # may have to allow tokens again that earlier features banned
             TopNSigma(self.vocabulary, device),  # its statistics cover the tokens that are still allowed
         ]
+        self._model_parameters = suppressed.parameters
         self._states: list[ParameterState] = [self.logprobs, *self._features]
         self._states_of: dict[int, list[ParameterState]] = {}  # by slot: those that its sequence uses
         self._choice = SlotChoice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW_TOKENS)
@@ -186,7 +187,7 @@ class Sampler:
         temperature and filters alone."""
         self._bindings = None
         self._choice.admit(slot, admission)
-        asked = admission.parameters
+        asked = admission.parameters | self._model_parameters
         used = self._states_of[slot] = [state for state in self._states if not state.parameters.isdisjoint(asked)]
         try:
             for state in used:

@@ -30,6 +30,11 @@ class SuppressedIds:
     always: tuple[int, ...] = ()
     first: tuple[int, ...] = ()  # banned as the first token of the output
 
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of sampling parameters that the author's lists give to every sequence; none without a list."""
+        return PARAMETERS if self.always or self.first else frozenset()
+
     @classmethod
     def of_folder(cls, folder: Path) -> SuppressedIds:
         """Reads generation_config.json, or config.json without it, as transformers does. Raises InvalidArgument for
@@ -45,6 +50,7 @@ class SuppressedIds:
 
 
 NOTHING_SUPPRESSED = SuppressedIds()
+PARAMETERS = frozenset({"suppress_tokens", "begin_suppress_tokens"})
 
 
 def _ids(file: str, values: Any, name: str) -> tuple[int, ...]:
@@ -70,6 +76,10 @@ class SuppressedTokens:
         self._ids = np.concatenate((always, first))
         self._num_always = len(always)
         self._entries = SlotEntries(shard, device)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return PARAMETERS
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Bans the ids in the output of a sequence."""

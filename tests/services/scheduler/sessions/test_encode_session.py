@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.services.scheduler.replicas.encode_worker import EncodeWorker
-from quire.services.scheduler.sessions import encode_session
+from quire.services.scheduler.sessions.encode_session import EncodeTiming
 from quire.shared.pb.common.v1 import media_pb2, model_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -153,10 +153,8 @@ async def test_an_idle_worker_leaves_at_once() -> None:
     assert not desk.cluster.encoders.workers
 
 
-async def test_a_worker_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode_session, "FETCH_S", -30.0)
-    monkeypatch.setattr(encode_session, "CHECK_S", 0.01)
-    desk = EncodeHarness()
+async def test_a_worker_that_does_not_answer_is_lost() -> None:
+    desk = EncodeHarness(encode_timing=EncodeTiming(check_s=0.01, fetch_s=-30.0))
     language, encoder = await desk.attach()
     await encoder.task
     await until(lambda: bool(orders(language)))

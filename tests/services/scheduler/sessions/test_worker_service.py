@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.services.scheduler.operations.reconciler import WorkerReconciler
 from quire.services.scheduler.operations.weight_streams import WeightStreams
+from quire.services.scheduler.sessions.encode_session import ENCODE_TIMING, EncodeTiming
 from quire.services.scheduler.sessions.worker_balancer import WorkerBalancer
 from quire.services.scheduler.sessions.worker_service import WorkerService
 from quire.shared import columns
@@ -79,7 +80,7 @@ class FakeCall:
 class SessionHarness:
     """The worker side of a scheduler, with a frontend that submits."""
 
-    def __init__(self, heartbeat_interval_ms: int = 1000) -> None:
+    def __init__(self, heartbeat_interval_ms: int = 1000, encode_timing: EncodeTiming = ENCODE_TIMING) -> None:
         settings = SchedulerSettings(id="s0", grpc_port=0, metrics_port=0, heartbeat_interval_ms=heartbeat_interval_ms)
         metrics = SchedulerMetrics(CollectorRegistry())
         self.cluster = WorkerCluster(settings, asyncio.get_running_loop().time, metrics)
@@ -96,6 +97,7 @@ class SessionHarness:
             directory=None,
             reconciler=WorkerReconciler(self.cluster, asyncio.Lock()),
             streams=WeightStreams(),
+            encode_timing=encode_timing,
         )
 
     def submit(self, sequence_id: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.replica.media_encoding import MediaEncoding
+from quire.services.worker.replica.media_encoding import MediaEncoding, RowType
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.step.fetched_item import FetchedItem
 from quire.shared.errors import Internal, InvalidArgument, QuireError, ResourceExhausted
@@ -39,7 +39,9 @@ def item(value: int, num_embeddings: int = NUM_ROWS) -> FetchedItem:
 
 def encoding(encoder: MeanEncoder, capacity: int = 100, scale: float = 1.0) -> tuple[MediaEncoding, EncoderCache]:
     cache = EncoderCache(capacity)
-    return MediaEncoding(encoder, cache, torch.device("cpu"), ("image",), scale=scale), cache  # type: ignore[arg-type]
+    row_type = RowType(torch.float32, WIDTH)
+    media = MediaEncoding(encoder, cache, torch.device("cpu"), ("image",), row_type=row_type, scale=scale)  # type: ignore[arg-type]
+    return media, cache
 
 
 def kinds(errors: Sequence[QuireError | None]) -> list[type | None]:
