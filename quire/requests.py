@@ -234,7 +234,7 @@ class ChatExtras(TypedDict, total=False):
     include_reasoning: bool
     reasoning_effort: str
     chat_template_kwargs: Mapping[str, Any]
-    mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
+    mm_processor_kwargs: Mapping[str, Any]  # options of the model's media processor
     media_io_kwargs: Mapping[str, Any]  # {"image": {"image_mode": ...}, "video": {"num_frames": ..., "fps": ...}}
 
 
