@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,9 +14,10 @@ import pytest
 import transformers
 
 from quire.cluster import Cluster, ClusterOptions
+from tests.e2e.sound.page import output_of
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 from tests.services.worker.media.sounds import greedy, make_whisper
-from tests.shared.media.audio.files import coded_wav, noise, wav
+from tests.shared.media.audio.files import coded_wav, encoded, noise, wav
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -222,3 +224,10 @@ def test_openais_client_reads_the_answers(served: Served) -> None:
     assert isinstance(client.audio.transcriptions.create(file=file, response_format="srt", **given), str)
     given.pop("language")
     assert client.audio.translations.create(file=file, **given).text
+
+
+def test_the_command_of_the_page_is_answered(served: Served, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    (tmp_path / "speech.mp3").write_bytes(encoded(noise(14_000), RATE, "mp3", "mp3"))
+    subtitles = output_of("/v1/audio/transcriptions", served.base_url, tmp_path)
+    assert re.match(r"1\n00:00:00,\d{3} --> 00:00:0\d,\d{3}\n\S", subtitles)
