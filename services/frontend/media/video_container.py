@@ -122,7 +122,8 @@ class ContainerVideo:
             import av
         except ImportError:
             raise Unimplemented(
-                "messages: videos require the package av on the server, which is not installed", field="messages"
+                "messages: videos require the package av, which the frontend lacks; install it (pip install av)",
+                field="messages",
             ) from None
         try:
             with av.open(

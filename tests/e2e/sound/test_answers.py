@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 import transformers
 
 from quire.cluster import Cluster, ClusterOptions
+from tests.e2e.sound.page import output_of
 from tests.services.frontend.media.hearing import BEGIN, END, NUMBERED, PLACEHOLDER
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 from tests.services.worker.checkpoints import SHAPE
 from tests.services.worker.media.sound import TOWER
-from tests.shared.media.audio.files import coded_wav, noise
+from tests.shared.media.audio.files import coded_wav, noise, wav
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -115,3 +117,9 @@ def test_a_clip_that_is_too_long_is_refused_by_its_length(hearing: Hearing) -> N
     answer = hearing.http.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert "lasts longer than 1 s" in answer.json()["error"]["message"]
+
+
+def test_the_command_of_the_page_is_answered(hearing: Hearing, tmp_path: Path) -> None:
+    (tmp_path / "clip.wav").write_bytes(wav(noise(7_000), RATE))
+    answer = json.loads(output_of("/v1/chat/completions", str(hearing.http.base_url).rstrip("/"), tmp_path))
+    assert answer["usage"]["completion_tokens"] == 100
