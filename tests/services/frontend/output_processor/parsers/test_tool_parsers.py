@@ -42,6 +42,16 @@ def test_calls_are_found_whole_or_cut_anywhere(parser: str, text: str, expected:
         assert calls_in(parser, pieces(text, cuts)) == whole
 
 
+def test_a_name_that_is_not_offered_is_a_call_where_markers_show_that_it_is_one() -> None:
+    by_name = {"functionary_v32", "llama3_json", "llama4_json", "openai", "pythonic", "xlam"}
+    calling = {
+        parser
+        for parser, text, _ in CALLS
+        if any(isinstance(event, CallStart) for event in calls_in(parser, [text], (Tool("elsewhere"),)))
+    }
+    assert {parser for parser, _, _ in CALLS} - calling == by_name
+
+
 def test_every_parser_has_an_answer_here() -> None:
     assert {parser for parser, _, _ in CALLS} == set(registry.TOOL_PARSERS)
 
