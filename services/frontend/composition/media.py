@@ -42,7 +42,7 @@ class MediaProcessors:
 
     @classmethod
     def of(cls, settings: FrontendSettings) -> MediaProcessors | None:
-        """Reads them from the model's folder; None if the model takes text only, or shall."""
+        """Reads the processors in the model's folder; None if the model takes text only, or is to take text only."""
         if settings.language_model_only:
             return None
         folder = Path(settings.model)

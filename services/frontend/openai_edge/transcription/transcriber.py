@@ -1,5 +1,5 @@
-"""Passage of a sound file through Whisper: cut at silence, pieces transcribed in parallel, doubtful ones again at
-higher temperatures."""
+"""Transcribes sound files with Whisper: cuts them at silence, transcribes the pieces in parallel, and doubtful ones
+again at higher temperatures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SoundFiles(Protocol):
 
 
 class _Spoken(NamedTuple):
-    """Transcribed piece."""
+    """Result of one piece, of one attempt."""
 
     segments: list[Segment]
     text: str
@@ -63,8 +63,8 @@ class _Spoken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """Parts of one transcription that its steps share."""
+class _Transcription:
+    """Values of one transcription that all of its steps read."""
 
     form: TranscriptionForm
     task: str
@@ -86,16 +86,18 @@ class Transcriber:
         """Raises InvalidArgument for a language or a task that the model does not have."""
         known = self._vocabulary.languages
         if task == TRANSLATE and not known:
-            raise InvalidArgument("this model knows English only and does not translate; transcribe instead")
+            text = "model: it has English only and cannot translate; send the file to /v1/audio/transcriptions"
+            raise InvalidArgument(text, field="model")
         if form.language and form.language not in (known or {ENGLISH: 0}):
             shown = ", ".join(sorted(known or [ENGLISH]))
             text = f"language: {form.language!r:.64} is not a language of this model; it has {shown}"
             raise InvalidArgument(text, field="language")
 
     async def transcribe(self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call) -> Transcript:
-        """Returns the transcript of a form's file; its deadline and its client's leaving end it. Raises QuireError."""
+        """Returns the transcript of a form's file; it ends with its deadline, and if its client disconnects. Raises
+        QuireError."""
         samples, rate = await self._files.samples(form.content), self._files.rate
-        work = _Work(form, task, sent, call, samples, form.language)
+        work = _Transcription(form, task, sent, call, samples, form.language)
         pieces = await asyncio.to_thread(self._spoken, samples)
         if pieces and self._vocabulary.languages and not form.language:
             work = replace(work, language=await self._detect(work, pieces[0]))
@@ -111,7 +113,7 @@ class Transcriber:
         rate, longest_s = self._files.rate, self._files.max_samples / self._files.rate
         return spoken_pieces(samples, rate, longest_s, longest_s / SEARCH_PART)
 
-    async def _detect(self, work: _Work, piece: Piece) -> str:
+    async def _detect(self, work: _Transcription, piece: Piece) -> str:
         """Returns the language of a piece: the most likely token of a language after the start."""
         languages = self._vocabulary.languages
         sampling = Sampling(temperature=0.0, max_tokens=1, allowed_token_ids=sorted(languages.values()))
@@ -119,7 +121,7 @@ class Transcriber:
         names = {token: name for name, token in languages.items()}
         return names.get(delta.token_ids[0], "") if delta.token_ids else ""
 
-    async def _transcribe_pieces(self, work: _Work, pieces: Sequence[Piece]) -> list[_Spoken]:
+    async def _transcribe_pieces(self, work: _Transcription, pieces: Sequence[Piece]) -> list[_Spoken]:
         """Transcribes pieces in parallel; those whose text is a repetition or a guess are tried again, each time at the
         next temperature. If none is accepted, the best one is taken."""
         found: dict[Piece, _Spoken] = {}
@@ -138,7 +140,9 @@ class Transcriber:
             left = [piece for piece in left if not found[piece].is_accepted]
         return [found[piece] for piece in pieces]
 
-    async def _without_silence(self, work: _Work, pieces: Sequence[Piece], found: dict[Piece, _Spoken]) -> list[Piece]:
+    async def _without_silence(
+        self, work: _Transcription, pieces: Sequence[Piece], found: dict[Piece, _Spoken]
+    ) -> list[Piece]:
         """Returns the pieces of doubtful text in which the model thinks that there is speech. The others, such as music
         and noise, have no text from now on in `found`."""
         token = self._vocabulary.no_speech
@@ -156,7 +160,7 @@ class Transcriber:
                 left.append(piece)
         return left
 
-    def _sampling(self, work: _Work, temperature: float) -> Sampling:
+    def _sampling(self, work: _Transcription, temperature: float) -> Sampling:
         form = work.form
         # A model that may write time stamps must not decide against them.
         bias = {self._vocabulary.no_timestamps: NEVER} if form.has_times else {}
@@ -164,7 +168,7 @@ class Transcriber:
             temperature=temperature, seed=form.seed, max_tokens=form.max_tokens, logprobs=0, logit_bias=bias
         )
 
-    def _beginning(self, work: _Work) -> list[int]:
+    def _beginning(self, work: _Transcription) -> list[int]:
         """Returns the tokens that a decoder continues: the client's text, start, language, task, and whether there are
         time stamps."""
         known, form = self._vocabulary, work.form
@@ -180,12 +184,12 @@ class Transcriber:
             tokens.append(task)
         return tokens if form.has_times else [*tokens, known.no_timestamps]
 
-    def _prompt(self, work: _Work, piece: Piece, tokens: Sequence[int]) -> TokenPrompt:
+    def _prompt(self, work: _Transcription, piece: Piece, tokens: Sequence[int]) -> TokenPrompt:
         content = float_wav(work.samples[piece.start : piece.end], self._files.rate)
         return TokenPrompt(tokens, [MediaPart(content=content, origin=ORIGIN, modality=AUDIO)])
 
-    async def _run(self, work: _Work, prompts: Sequence[TokenPrompt], sampling: Sampling) -> list[SampleDelta]:
-        """Returns what the model writes for each prompt."""
+    async def _run(self, work: _Transcription, prompts: Sequence[TokenPrompt], sampling: Sampling) -> list[SampleDelta]:
+        """Returns the model's output for each prompt."""
         request = Request(
             request_id=work.sent.request_id or uuid.uuid4().hex,
             model=work.form.model,
@@ -199,8 +203,8 @@ class Transcriber:
         async with self._generator.start(request, work.call) as generation:
             return await generation.collect()
 
-    def _read(self, work: _Work, piece: Piece, delta: SampleDelta, temperature: float) -> _Spoken:
-        """Returns what a piece says, and whether it is worth keeping."""
+    def _read(self, work: _Transcription, piece: Piece, delta: SampleDelta, temperature: float) -> _Spoken:
+        """Returns the segments and the text of a piece, and whether they are accepted."""
         rate, known = self._files.rate, self._vocabulary
         logprobs = [entry.logprob for entry in delta.logprobs]
         avg_logprob = sum(logprobs) / len(logprobs) if logprobs else 0.0
