@@ -159,7 +159,8 @@ def _chunk_of_whole_items(
     builder: PlanBuilder, sequence: Sequence, begin: int, num_remaining: int, at_most: int
 ) -> int:
     """Takes the tokens of a chunk that ends outside of media items from the budget; returns their number. An item at
-    its start is taken as a whole if the worker can compute that many tokens, beyond any shorter limit, else not at all."""
+    its start is taken as a whole if the worker can compute that many tokens, beyond any shorter limit, else it is left
+    out."""
     budget, items = builder.budget, sequence.media
     item = item_around(items, begin + min(num_remaining, at_most, budget.remaining))
     if item is None:
