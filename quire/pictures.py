@@ -1,115 +1,57 @@
-"""Conversion of the pictures that Python programs have (Pillow's images, arrays, paths, URLs, files in memory) to
-messages."""
+"""Conversion of the pictures that Python programs have (Pillow's images, arrays, paths, URLs, files in
+memory) to messages."""
 
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from quire import sounds
+from quire.media_sources import FIELD, source_part
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
     from PIL import Image
 
-URL_SCHEMES = ("data:", "http:", "https:", "file:")
 PNG_MODES = frozenset({"1", "L", "LA", "I;16", "P", "RGB", "RGBA"})  # Pillow's, which PNG stores unchanged
 CHANNELS = (1, 3, 4)
-IMAGE = "image"
-MODALITIES = (IMAGE, "audio")  # keys of multi_modal_data
 PIL_PARTS = ("image_pil", "image")  # types of parts of messages with an image object, in vLLM and transformers
+URL_PARTS = ("image_url", "input_image")
 
 
-def of_prompt(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -> list[pb.MediaPart]:
-    """Returns the pictures of a prompt. `data`: multi_modal_data, `uuids`: multi_modal_uuids, both by modality. Raises
-    InvalidArgument for other modalities, and for a value that is no picture."""
-    given, names = _items(data, "multi_modal_data"), _items(uuids, "multi_modal_uuids")
-    if names and given and len(names) != len(given):
-        text = f"multi_modal_uuids has {len(names)} names for {len(given)} pictures; one for each is needed"
-        raise InvalidArgument(text, field="multi_modal_uuids")
-    given, names = given or [None] * len(names), names or [None] * len(given)
-    return [media_part(picture, name) for picture, name in zip(given, names, strict=True)]
+def is_part(part: Mapping[str, Any]) -> bool:
+    """Returns whether a part of a message is a picture, also without a type."""
+    return part.get("type") in (*PIL_PARTS, *URL_PARTS) or "image_url" in part
 
 
-def _items(by_modality: Mapping[str, Any] | None, field: str) -> list[Any]:
-    """Returns the pictures, or their names, in the dictionary `field` of a prompt; a single one as a list. Raises
-    InvalidArgument for other modalities."""
-    for modality in by_modality or ():
-        if modality not in MODALITIES:
-            known = ", ".join(MODALITIES)
-            raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {known}", field=field)
-    items = (by_modality or {}).get(IMAGE)
-    if items is None:
-        return []
-    return list(items) if isinstance(items, list | tuple) else [items]
-
-
-def content_parts(content: Sequence[Any]) -> list[pb.ContentPart]:
-    """Returns the parts of a message in OpenAI's form, or with Pillow's images. Raises InvalidArgument for others."""
-    return [_content_part(part) for part in content]
-
-
-def _content_part(part: Any) -> pb.ContentPart:
-    """Converts one part. Raises InvalidArgument for a type that is neither text nor a picture nor sound."""
-    if isinstance(part, str):
-        return pb.ContentPart(text=part)
+def message_part(part: Mapping[str, Any]) -> pb.MediaPart:
+    """Returns the picture of a part: of a type of PIL_PARTS with what media_part() takes, or image_url. Raises
+    InvalidArgument for a value that is no picture."""
     kind = part.get("type")
-    if isinstance(part.get("text"), str):
-        return pb.ContentPart(text=part["text"])
-    if kind in PIL_PARTS:
-        return pb.ContentPart(image=media_part(part.get(kind), part.get("uuid")))
-    if kind in ("image_url", "input_image") or "image_url" in part:
-        url = part.get("image_url")
-        url = url.get("url") if isinstance(url, Mapping) else url
-        return pb.ContentPart(image=media_part(url, part.get("uuid")))
-    if sounds.is_part(part):
-        return pb.ContentPart(audio=sounds.message_part(part))
-    text = f"messages: parts of type {kind!r} are not supported; send text, images and audio"
-    raise InvalidArgument(text, field="messages")
+    picture = part.get(kind) if kind in PIL_PARTS else part.get("image_url")
+    if isinstance(picture, Mapping):
+        picture = picture.get("url")
+    return media_part(picture, part.get("uuid"))
 
 
 def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:
     """Returns the message for one picture. `name`: under which the frontend keeps it; without `picture`, that of an
     earlier one. Raises InvalidArgument for values that are no picture, and if both are missing."""
-    part = pb.MediaPart(name=name or "")
-    if picture is None and name:
-        return part
-    if isinstance(picture, str) and picture.startswith(URL_SCHEMES):
-        part.url = picture
-    else:
-        part.content = _content(picture)
-    return part
+    return source_part(picture, name, _file)
 
 
-def _content(picture: Any) -> bytes:
-    """Returns the bytes of a picture's file; images and arrays become PNG files. Raises InvalidArgument for other types
-    and files that cannot be read."""
-    if isinstance(picture, bytes | bytearray | memoryview):
-        return bytes(picture)
-    if isinstance(picture, str | os.PathLike):
-        return _read(Path(picture))
+def _file(picture: Any) -> bytes:
+    """Returns an image or an array as a PNG file. Raises InvalidArgument for other types."""
     if hasattr(picture, "getexif"):
         return _png(picture)
     if hasattr(picture, "__array__"):
         return _png(_from_array(picture))
     raise InvalidArgument(
-        f"multi_modal_data: a picture must be an image of Pillow, an array, a path, a URL or bytes, got "
+        f"{FIELD}: a picture must be an image of Pillow, an array, a path, a URL or bytes, got "
         f"{type(picture).__name__}",
-        field="multi_modal_data",
+        field=FIELD,
     )
-
-
-def _read(path: Path) -> bytes:
-    """Reads a picture's file. Raises InvalidArgument if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        text = f"multi_modal_data: cannot read {str(path)!r:.200}: {error.strerror}"
-        raise InvalidArgument(text, field="multi_modal_data") from None
 
 
 def _png(image: Image.Image) -> bytes:
@@ -134,8 +76,8 @@ def _from_array(array: Any) -> Image.Image:
     is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in CHANNELS)
     if not is_picture or values.dtype != np.uint8:
         raise InvalidArgument(
-            f"multi_modal_data: an array of shape {values.shape} and type {values.dtype} is not a picture; send "
+            f"{FIELD}: an array of shape {values.shape} and type {values.dtype} is not a picture; send "
             "[height, width, 3] of type uint8, or of floating point from 0 to 1",
-            field="multi_modal_data",
+            field=FIELD,
         )
     return Image.fromarray(values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values)

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from quire import pictures, sounds
+from quire import media
 from quire.params import SamplingParams
 from quire.shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
 from quire.shared.pb.common.v1 import finish_pb2, pooling_pb2
@@ -27,11 +27,12 @@ class DictPrompt(TypedDict, total=False):
     prompt: str
     prompt_token_ids: Sequence[int]
     cache_salt: str  # prefixes are shared only with prompts of the same salt
-    # {"image": one or a list: Pillow's images, arrays, paths, URLs or bytes;
-    #  "audio": one or a list: arrays, pairs of an array and its sampling rate, paths, URLs or bytes}
+    # By modality, one item or a list: {"image": Pillow's images, arrays, paths, URLs or bytes; "video": arrays of
+    # frames, lists of pictures, (frames, metadata), paths, URLs or bytes; "audio": arrays, pairs of an array and its
+    # sampling rate, paths, URLs or bytes}
     multi_modal_data: Mapping[str, Any]
     multi_modal_uuids: Mapping[str, Any]  # names of these items, or of items that were sent before
-    mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
+    mm_processor_kwargs: Mapping[str, Any]  # options of the model's media processor
 
 
 Prompt = Plain | DictPrompt
@@ -150,13 +151,11 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
 
 
 def _add_fields(request: pb.GenerateRequest, prompt: DictPrompt) -> None:
-    """Adds the fields of a prompt besides its text or token ids. Raises InvalidArgument for a value that is no picture
-    or no sound."""
+    """Adds the fields of a prompt besides its text or token ids. Raises InvalidArgument for a value that is no item of
+    its modality."""
     if salt := prompt.get("cache_salt"):
         request.options.cache_salt = salt
-    data, names = prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids")
-    request.images.extend(pictures.of_prompt(data, names))
-    request.audios.extend(sounds.prompt_parts(data, names))
+    media.add_media(request, prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids"))
     if options := prompt.get("mm_processor_kwargs"):
         request.media_options.processor = json.dumps(options)
 
@@ -235,8 +234,8 @@ class ChatExtras(TypedDict, total=False):
     include_reasoning: bool
     reasoning_effort: str
     chat_template_kwargs: Mapping[str, Any]
-    mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
-    media_io_kwargs: Mapping[str, Any]  # {"image": {"image_mode": ..., "rgba_background_color": ...}}
+    mm_processor_kwargs: Mapping[str, Any]  # options of the model's media processor
+    media_io_kwargs: Mapping[str, Any]  # {"image": {"image_mode": ...}, "video": {"num_frames": ..., "fps": ...}}
 
 
 def chat_request(
@@ -281,7 +280,7 @@ def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
     return pb.ChatMessage(
         role=message["role"],
         content=content if isinstance(content, str) else "",
-        parts=[] if isinstance(content, str) else pictures.content_parts(content),
+        parts=[] if isinstance(content, str) else media.content_parts(content),
         name=message.get("name", ""),
         tool_calls=calls,
         tool_call_id=message.get("tool_call_id", ""),

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from quire.cluster import installation
 from quire.cluster.options import RedisSpec, ServiceSpec, Spec
+from quire.cluster.reasons import log_entry, possible_reason, reason_of
 from quire.cluster.restarts import Restarts
 from quire.shared import logs
 from quire.shared.process import allocator
@@ -25,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MAX_LAST_LINES = 3
 MAX_LINE_CHARACTERS = 1_000
-OWN_LINE = "quire: "  # prefix of the line with which a service refuses to start (shared/process/lifecycle.py)
 SAID_WITHIN_S = 1.0  # after its end; its descendants may keep its stderr open
 
 STDERR = 2
@@ -52,7 +52,7 @@ class ServiceProcess:
         self._hearing = threading.Lock()  # protects the current process and its readiness
         self._pauses = Restarts()
         self._restart_at = 0.0
-        self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)  # last lines of stderr
+        self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)  # of stderr, empty where they are no reason
         self._error_reader: threading.Thread | None = None
 
     @property
@@ -70,11 +70,10 @@ class ServiceProcess:
     @property
     def reason(self) -> str:
         """Returns why the process ended, from its stderr: the line with which a service refuses to start, otherwise
-        its last lines (a traceback, a library's abort message); empty without output."""
+        its last lines (a traceback, a library's abort message) without ordinary log lines; empty without any."""
         if self._error_reader is not None:
             self._error_reader.join(SAID_WITHIN_S)
-        said = [line.removeprefix(OWN_LINE) for line in self._last_lines if line.startswith(OWN_LINE)]
-        return said[-1] if said else " | ".join(self._last_lines)
+        return reason_of(self._last_lines)
 
     def start(self) -> None:
         """Starts the process in a session of its own, with threads that read its output and wait for its readiness.
@@ -167,13 +166,13 @@ class ServiceProcess:
         with process.stderr:
             for line in process.stderr:
                 if line.strip():
-                    last.append(line.strip()[:MAX_LINE_CHARACTERS])
+                    last.append(possible_reason(line)[:MAX_LINE_CHARACTERS])
                 with contextlib.suppress(OSError, ValueError):  # disk full, or closed by its owner
                     _write(STDERR if self._log is None else self._log.fileno(), self._as_logged(line))
 
     def _as_logged(self, line: str) -> str:
         """Converts a line of a traceback or a library to JSON if the log is JSON."""
-        if not self._is_json or not line.strip() or is_object(line):
+        if not self._is_json or not line.strip() or log_entry(line) is not None:
             return line
         return logs.as_json(self.spec.id, line.rstrip("\n"), level="warning", logger="stderr") + "\n"
 
@@ -187,15 +186,6 @@ class ServiceProcess:
                     self.ready.set()
                     return
             time.sleep(0.02)
-
-
-def is_object(line: str) -> bool:
-    """Whether a line is a JSON log line."""
-    if not line.startswith("{"):
-        return False
-    with contextlib.suppress(ValueError, RecursionError):
-        return isinstance(json.loads(line), dict)
-    return False
 
 
 def _write(descriptor: int, line: str) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NO_MEDIA = "video and embeddings of media are not supported; pictures and sound are"
+NO_MEDIA = "embeddings of media are not supported; pictures, videos and sound are"
+NO_PRUNING = "all tokens of a video are computed; take fewer frames with media_io_kwargs.video.num_frames"
 MEDIA_OPTIONS = "requests set mm_processor_kwargs and media_io_kwargs; defaults come from the model's processor files"
 MEDIA_ENCODER = "the encoder of pictures runs in the workers and has one implementation"
 NO_CODE = "extensions are loaded only from installed packages, by their entry points"
@@ -214,8 +215,8 @@ REFUSED: Mapping[str, str] = {
     "--mm-encoder-fp8-scale-save-path": MEDIA_ENCODER,
     "--mm-encoder-fp8-scale-save-margin": MEDIA_ENCODER,
     "--interleave-mm-strings": TEMPLATE,
-    "--video-pruning-rate": NO_MEDIA,
-    "--video-pruning-method": NO_MEDIA,
+    "--video-pruning-rate": NO_PRUNING,
+    "--video-pruning-method": NO_PRUNING,
     "--mm-tensor-ipc": MEDIA_ENCODER,
     "--mm-processor-device": MEDIA_ENCODER,
     "--mm-ipc-gpu-memory-gb": MEDIA_ENCODER,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.services.frontend.composition.media import MediaProcessors
+from quire.services.frontend.composition.media import media_pipeline, read_processors
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.grpc_edge import requests, responses
 from quire.services.frontend.grpc_edge.requests import Arrival
@@ -75,15 +75,15 @@ class InProcessEngine:
         folder = Path(frontend.model)
         identity = model_identity.identity(folder, frontend.served_model_name)
         self.model_name = identity.name
-        media = MediaProcessors.of(frontend)
+        processors = read_processors(frontend)
         self._tokenizer = Tokenizer(
             folder,
             frontend.tokenizer_threads,
             frontend.chat_template,
             frontend.control_tokens,
-            placeholder_ids=None if media is None else media.placeholder_ids,
+            placeholder_ids=processors.placeholder_ids,
         )
-        self._media = None if media is None else media.pipeline(frontend, self._tokenizer)
+        self._media = media_pipeline(frontend, processors, self._tokenizer)
         self._pixels = StorePixels(MediaStore(0, 0) if self._media is None else self._media.store)
         self._engine_core = EngineCore(worker, scheduler, identity.name, OWNER, self._fetch_pixels)
         config = model_identity.read_config(folder)

@@ -71,6 +71,19 @@ def expand_each(
     return prompt
 
 
+def without_frame(token_ids: Sequence[int], placeholder: int, around: tuple[int, int]) -> list[int]:
+    """Returns the tokens without those directly before and after each placeholder, where both are the ones of
+    `around`."""
+    framed = (around[0], placeholder, around[1])
+    kept: list[int] = []
+    number = 0
+    while number < len(token_ids):
+        is_framed = tuple(token_ids[number : number + len(framed)]) == framed
+        kept.append(placeholder if is_framed else token_ids[number])
+        number += len(framed) if is_framed else 1
+    return kept
+
+
 def over_the_prompt(prompt: ExpandedPrompt) -> ExpandedPrompt:
     """Returns the prompt with its only item extended to all tokens, which see each other. Raises InvalidArgument for
     several items."""
@@ -85,19 +98,6 @@ def over_the_prompt(prompt: ExpandedPrompt) -> ExpandedPrompt:
         for item in prompt.items
     ]
     return ExpandedPrompt(prompt.token_ids, whole)
-
-
-def without_frame(token_ids: Sequence[int], placeholder: int, around: tuple[int, int]) -> list[int]:
-    """Returns the tokens without those directly before and after each placeholder, where both are the ones of
-    `around`."""
-    framed = (around[0], placeholder, around[1])
-    kept: list[int] = []
-    number = 0
-    while number < len(token_ids):
-        is_framed = tuple(token_ids[number : number + len(framed)]) == framed
-        kept.append(placeholder if is_framed else token_ids[number])
-        number += len(framed) if is_framed else 1
-    return kept
 
 
 def _append(prompt: ExpandedPrompt, tokens: Sequence[int], join: Join | None) -> int:

@@ -1,4 +1,3 @@
 """Names of the modalities of media items, as protocols, settings and chat templates have them."""
 
-IMAGE, VIDEO = "image", "video"
-AUDIO = "audio"
+IMAGE, VIDEO, AUDIO = MODALITIES = ("image", "video", "audio")

@@ -1,4 +1,4 @@
-"""Processors of pictures and sound by `model_type` of config.json."""
+"""Processors of pictures, videos and sound by `model_type` of config.json."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.errors import InvalidArgument
 from quire.shared.media.audio.processor import AudioProcessor
 from quire.shared.media.families.cohere2_vision import make_cohere2_vision
+from quire.shared.media.families.frame_videos import make_internvl_video, make_onevision_video, make_smolvlm_video
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.got_ocr2 import make_got_ocr2
 from quire.shared.media.families.idefics3 import make_idefics3
@@ -21,11 +23,13 @@ from quire.shared.media.families.paligemma import make_paligemma
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.families.qwen2_audio import make_qwen2_audio
+from quire.shared.media.families.qwen_video import make_qwen_video
 from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.families.voxtral import make_voxtral
 from quire.shared.media.families.whisper import make_whisper
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
+from quire.shared.media.video import VideoProcessor
 
 
 def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
@@ -57,7 +61,19 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "qwen3_vl_moe": make_qwen_vl,
 }
 
-# model_type -> function of the model's folder and config.json, for the families that take sound
+# model_type -> function of the model's folder and config.json, for the families that take videos; it returns None if
+# the folder's tokenizer has no token for them
+VIDEO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], VideoProcessor | None]] = {
+    "internvl": make_internvl_video,
+    "llava_onevision": make_onevision_video,
+    "qwen2_5_vl": make_qwen_video,
+    "qwen2_vl": make_qwen_video,
+    "qwen3_vl": make_qwen_video,
+    "qwen3_vl_moe": make_qwen_video,
+    "smolvlm": make_smolvlm_video,
+}
+
+# The same for the families that take sound.
 AUDIO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {
     "qwen2_audio": make_qwen2_audio,
     "voxtral": make_voxtral,
@@ -78,6 +94,25 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
     return make(folder, config) if make is not None and config.get("vision_config") else None
 
 
+def read_video_processor(folder: Path) -> VideoProcessor | None:
+    """Returns the processor of a model's videos; None if the model takes no pictures, if its family is not in
+    VIDEO_PROCESSORS, or if its tokenizer has no token for them. Raises InvalidArgument if its files do not fit
+    together."""
+    pictures = read_media_processor(folder)
+    if pictures is None:
+        return None
+    config = json.loads((folder / "config.json").read_text())
+    make = VIDEO_PROCESSORS.get(config["model_type"])
+    videos = None if make is None else make(folder, config)
+    if videos is not None and videos.normalization != pictures.normalization:
+        raise InvalidArgument(
+            f"model: videos are normalized with {videos.normalization} and pictures with {pictures.normalization}; the "
+            "files of both must have the same image_mean and image_std",
+            field="model",
+        )
+    return videos
+
+
 def read_audio_processor(folder: Path) -> AudioProcessor | None:
     """Returns the processor of a model's sound; None if the model takes none, if its family is not in AUDIO_PROCESSORS
     or ENCODER_DECODERS, or if the folder has no file that says how sound is processed. Raises InvalidArgument if its
@@ -91,8 +126,3 @@ def read_audio_processor(folder: Path) -> AudioProcessor | None:
         return ENCODER_DECODERS[kind](folder, config)
     make = AUDIO_PROCESSORS.get(kind)
     return make(folder, config) if make is not None and config.get("audio_config") else None
-
-
-def read_processor_of_media(folder: Path) -> MediaProcessor | AudioProcessor | None:
-    """Returns the processor of a model's pictures, or of its sound; None if it takes neither."""
-    return read_media_processor(folder) or read_audio_processor(folder)

@@ -7,13 +7,12 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
+from quire.shared.media.modalities import MODALITIES
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings
 from quire.shared.settings.connection_limits import ConnectionLimits
 from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.settings.stream_limits import StreamLimits
-
-MODALITIES = ("image", "video", "audio")  # names that limit_mm_per_prompt may have; no model takes videos
 
 
 class FrontendSettings(Settings):
@@ -160,30 +159,31 @@ class FrontendSettings(Settings):
     )
 
     language_model_only: bool = Field(
-        False, description="take text only, also if the model has an encoder for media, which is not loaded then"
+        False, description="take text only, also if the model has an encoder of media, which is not loaded then"
     )
     limit_mm_per_prompt: dict[str, NonNegativeInt] = Field(
-        default_factory=dict, description="most pictures or clips in one prompt, image=N, audio=N; default: 256"
+        default_factory=dict,
+        description="most items of each modality in one prompt, image=N, video=N, audio=N; default: 256 each",
     )
     allowed_local_media_path: str = Field(
-        "", description="folder whose files requests may name by file: URLs, as pictures; empty: none"
+        "", description="folder whose files requests may name by file: URLs, as pictures, videos or sound; empty: none"
     )
     allowed_media_domains: tuple[str, ...] = Field(
         (),
-        description="host names from which pictures may be fetched over http(s); *: any with public addresses only; "
+        description="host names from which media may be fetched over http(s); *: any with public addresses only; "
         "empty: none",
     )
     allowed_media_networks: tuple[str, ...] = Field(
-        (), description="networks (CIDR) with private addresses from which pictures may be fetched all the same"
+        (), description="networks (CIDR) with private addresses from which media may be fetched all the same"
     )
     mm_processor_cache_gb: float = Field(
-        1.0, ge=0, description="memory for processed pictures that later requests may use again, GiB"
+        1.0, ge=0, description="memory for processed media that later requests may use again, GiB"
     )
     max_media_gb: float = Field(
-        4.0, gt=0, description="memory for processed pictures of requests in flight, GiB; more are refused (429)"
+        4.0, gt=0, description="memory for processed media of requests in flight, GiB; more are refused (429)"
     )
     media_processes: int = Field(
-        0, ge=0, description="processes that decode pictures; 0: half the number of processors, at most 4"
+        0, ge=0, description="processes that decode media; 0: half the number of processors, at most 4"
     )
     media_host: str = Field(
         "",

@@ -30,7 +30,7 @@ from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
 from quire.services.frontend.http.middleware.options import OptionsHandler
 from quire.services.frontend.http.middleware.page_rules import PageRules
 from quire.services.frontend.http.middleware.path_normalizer import PathNormalizer, with_normalized_path
-from quire.services.frontend.http.path_suggestions import suggest_path
+from quire.services.frontend.http.path_suggestions import remedy, suggest_path
 from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.http.server.protocol import AdmissionHooks
 from quire.services.frontend.http.server.server import HttpApplication
@@ -99,7 +99,9 @@ def build(
 
 
 def _path_hint(request: Request) -> str:
-    """Returns the end of an error text that suggests a served path; empty if none is similar."""
+    """Returns the end of an error text that has a remedy or suggests a served path; empty if none is similar."""
+    if known := remedy(request.url.path):
+        return f"; {known}"
     routes = request.app.routes
     meant = suggest_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
     return f"; did you mean {meant}?" if meant else ""

@@ -1,10 +1,9 @@
-"""Assembly of the pipeline for pictures and sound from the settings and the model's folder."""
+"""Assembly of the pipeline for media from the settings and the model's folder."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from quire.services.frontend.media import identity
@@ -12,10 +11,7 @@ from quire.services.frontend.media.pipeline import MediaLimits, MediaModel, Medi
 from quire.services.frontend.media.policy import MediaPolicy
 from quire.services.frontend.media.store import MediaStore
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
-from quire.shared.media.audio.processor import AttendedProcessor, AudioProcessor
-from quire.shared.media.modalities import AUDIO, IMAGE
-from quire.shared.media.processor import MediaProcessor
-from quire.shared.media.registry import read_audio_processor, read_media_processor
+from quire.shared.media.model_processors import MediaProcessors
 from quire.shared.settings.frontend import FrontendSettings
 
 GIB = 1 << 30
@@ -33,40 +29,27 @@ class ExpansionTokenizer:
         return self._tokenizer.encode_plainly(text)
 
 
-@dataclass(frozen=True, slots=True)
-class MediaProcessors:
-    """Processors of the media that a model takes; at least one."""
+def read_processors(settings: FrontendSettings) -> MediaProcessors:
+    """Reads the processors from the model's folder; none if the model takes text only, or is to."""
+    return MediaProcessors() if settings.language_model_only else MediaProcessors.read(Path(settings.model))
 
-    pictures: MediaProcessor | None
-    audio: AudioProcessor | None
 
-    @classmethod
-    def of(cls, settings: FrontendSettings) -> MediaProcessors | None:
-        """Reads the processors in the model's folder; None if the model takes text only, or is to take text only."""
-        if settings.language_model_only:
-            return None
-        folder = Path(settings.model)
-        pictures, audio = read_media_processor(folder), read_audio_processor(folder)
-        return None if pictures is None and audio is None else cls(pictures, audio)
-
-    @property
-    def placeholder_ids(self) -> dict[str, int]:
-        """Tokens that stand for media in prompts, by modality; none for a clip that a decoder attends to."""
-        processors = {IMAGE: self.pictures, AUDIO: None if isinstance(self.audio, AttendedProcessor) else self.audio}
-        return {name: one.placeholder for name, one in processors.items() if one is not None}
-
-    def pipeline(self, settings: FrontendSettings, tokenizer: Tokenizer) -> MediaPipeline:
-        """Returns the pipeline for the media of a model. `tokenizer`: has the tokens of `placeholder_ids`."""
-        folder = Path(settings.model)
-        digest = identity.model_digest(folder)
-        return MediaPipeline(
-            MediaModel(self.pictures, ExpansionTokenizer(tokenizer), tokenizer.placeholders, digest, self.audio),
-            _policy(settings),
-            MediaLimits(by_modality=settings.limit_mm_per_prompt),
-            store=MediaStore(int(settings.mm_processor_cache_gb * GIB), int(settings.max_media_gb * GIB)),
-            folder=folder,
-            num_processes=settings.media_processes or _default_processes(),
-        )
+def media_pipeline(
+    settings: FrontendSettings, processors: MediaProcessors, tokenizer: Tokenizer
+) -> MediaPipeline | None:
+    """Returns the pipeline for the media of a model; None if it takes text only. `tokenizer`: has the tokens of
+    `placeholder_ids` of the processors."""
+    if not processors.modalities:
+        return None
+    folder = Path(settings.model)
+    return MediaPipeline(
+        MediaModel(processors, ExpansionTokenizer(tokenizer), tokenizer.placeholders, identity.model_digest(folder)),
+        _policy(settings),
+        MediaLimits(by_modality=settings.limit_mm_per_prompt),
+        store=MediaStore(int(settings.mm_processor_cache_gb * GIB), int(settings.max_media_gb * GIB)),
+        folder=folder,
+        num_processes=settings.media_processes or _default_processes(),
+    )
 
 
 def _policy(settings: FrontendSettings) -> MediaPolicy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.services.frontend.composition.media import MediaProcessors
+from quire.services.frontend.composition.media import media_pipeline, read_processors
 from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.media.pipeline import NoMedia
@@ -21,15 +21,15 @@ class ServedModel:
         self.identity = model_identity.identity(folder, settings.served_model_name)
         self.config = model_identity.read_config(folder)
         self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
-        media = MediaProcessors.of(settings)
+        processors = read_processors(settings)
         self.tokenizer = Tokenizer(
             folder,
             settings.tokenizer_threads,
             settings.chat_template,
             settings.control_tokens,
-            placeholder_ids=None if media is None else media.placeholder_ids,
+            placeholder_ids=processors.placeholder_ids,
         )
-        self.media = None if media is None else media.pipeline(settings, self.tokenizer)
+        self.media = media_pipeline(settings, processors, self.tokenizer)
         self.pooling_traits = PoolingTraits.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,

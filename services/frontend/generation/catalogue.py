@@ -36,7 +36,7 @@ class Catalogue:
         modalities: Sequence[str] = (),
     ) -> None:
         """Starts without adapters. `aliases`: further names of the model; answers carry its first name.
-        `modalities`: what prompts may contain besides text."""
+        `modalities`: of the media that prompts may contain."""
         self._media_modalities = tuple(modalities)
         self._identity = identity
         self._limits = limits

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.services.frontend.request import conversation
-from quire.services.frontend.request.media import MediaOptions, MediaPart, PartOrigin
+from quire.services.frontend.request.media import MediaOptions, MediaPart, PartOrigin, VideoMetadata
 from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import Tool
 from quire.services.frontend.request.tool_offer import (
@@ -18,9 +18,10 @@ from quire.services.frontend.request.tool_offer import (
     new_tool,
     to_openai_tool,
 )
+from quire.services.frontend.request.video_options import video_metadata
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.modalities import AUDIO, IMAGE
+from quire.shared.media.modalities import IMAGE
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -66,10 +67,9 @@ def _part(part: pb.ContentPart) -> Mapping[str, Any]:
     match part.WhichOneof("part"):
         case "text":
             return {"type": "text", "text": part.text}
-        case "image":
-            return conversation.picture(media_part(part.image, PartOrigin(kind="image")))
-        case "audio":
-            return conversation.picture(media_part(part.audio, PartOrigin(kind="audio"), AUDIO))
+        case "image" | "video" | "audio" as modality:
+            given: pb.MediaPart = getattr(part, modality)
+            return conversation.picture(media_part(given, PartOrigin(kind=modality), modality))
     raise InvalidArgument("messages: a part of a message must be set", field="messages")
 
 
@@ -84,7 +84,19 @@ def media_part(part: pb.MediaPart, origin: PartOrigin, modality: str = IMAGE) ->
         name=part.name,
         origin=origin,
         modality=modality,
+        metadata=_video_metadata(part.frames, origin) if part.HasField("frames") else None,
     )
+
+
+def _video_metadata(frames: pb.VideoFrames, origin: PartOrigin) -> VideoMetadata:
+    """Converts the facts about the frames of a video. Raises InvalidArgument for wrong ones."""
+    given = {
+        "fps": frames.fps or None,
+        "total_num_frames": frames.total_num_frames or None,
+        "frames_indices": [*frames.frames_indices] or None,
+        "duration": frames.duration_s or None,
+    }
+    return video_metadata(given, f"{origin.field}.frames")
 
 
 def options_of_media(message: pb.MediaOptions) -> MediaOptions:

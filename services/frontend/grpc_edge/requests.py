@@ -28,7 +28,7 @@ from quire.services.frontend.request.request import (
 )
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.modalities import AUDIO, IMAGE
+from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -148,10 +148,14 @@ def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
 
 
 def _media(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[MediaPart]:
-    """Returns the pictures and the sound of a prompt that is no conversation."""
+    """Returns the media of a prompt that is no conversation."""
     if isinstance(message, pb.TokenizeRequest):
         return []
-    given = ((IMAGE, "images", message.images), (AUDIO, "audios", message.audios))
+    given = (
+        (IMAGE, "images", message.images),
+        (VIDEO, "videos", message.videos),
+        (AUDIO, "audios", message.audios),
+    )
     return [
         conversations.media_part(part, PartOrigin(f"{field}: parts", modality, field), modality)
         for modality, field, parts in given

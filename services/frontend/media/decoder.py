@@ -1,5 +1,5 @@
-"""Processes that decode and render pictures and sound, so that a hostile file costs neither the event loop nor the
-frontend's memory."""
+"""Processes that decode and render media, so that a hostile file costs neither the event loop nor the frontend's
+memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from quire.services.frontend.media import decoder_process
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
-from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, NO_METADATA, MediaOptions, VideoMetadata
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.modalities import IMAGE
 from quire.shared.process.child import Child, ChildEnded
@@ -20,8 +20,8 @@ ATTEMPTS = 2  # of one item: a process can be killed for reasons that are not th
 SLACK = 3.0  # elapsed seconds that are allowed for a second of processor time, on a busy machine
 
 
-class PictureDecoder:
-    """Decodes pictures in a fixed number of processes, started when they are first needed; callers wait for a free
+class MediaDecoder:
+    """Decodes media in a fixed number of processes, started when they are first needed; callers wait for a free
     one."""
 
     def __init__(self, folder: Path, bounds: MediaBounds, num_processes: int) -> None:
@@ -33,25 +33,29 @@ class PictureDecoder:
         self._free: asyncio.Queue[Child] = asyncio.Queue()
         for child in self._children:
             self._free.put_nowait(child)
-        self._threads = ThreadPoolExecutor(num_processes, "pictures")
+        self._threads = ThreadPoolExecutor(num_processes, "media")
         self._num_waiting = 0
 
     @property
     def num_waiting(self) -> int:
-        """Pictures that wait for a process or are being decoded."""
+        """Items that wait for a process or are being decoded."""
         return self._num_waiting
 
     async def decode(
-        self, content: bytes, options: MediaOptions = DEFAULT_MEDIA_OPTIONS, modality: str = IMAGE
+        self,
+        content: bytes,
+        options: MediaOptions = DEFAULT_MEDIA_OPTIONS,
+        modality: str = IMAGE,
+        metadata: VideoMetadata = NO_METADATA,
     ) -> MediaTiles:
-        """Waits for a free process and returns the tiles of the item in the file `content`. Raises InvalidArgument for
-        a file of another kind or that cannot be decoded within the bounds, and for options that the model's processor
-        does not have."""
+        """Waits for a free process and returns the tiles of the item in the file `content`. `metadata`: of a video that
+        is sent as frames. Raises InvalidArgument for a file of another kind or that cannot be decoded within the
+        bounds, and for options that the model's processor does not have."""
         self._num_waiting += 1
         child: Child | None = None
         try:
             child = await self._free.get()
-            question = decoder_process.question(content, options, modality)
+            question = decoder_process.question(content, options, modality, metadata)
             return await asyncio.shield(self._started(child, question, modality))
         finally:
             self._num_waiting -= 1

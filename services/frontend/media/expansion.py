@@ -44,11 +44,7 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str, field: 
 
 
 def expand(
-    token_ids: Sequence[int],
-    items: Sequence[PlacedItem],
-    join: Join | None = None,
-    *,
-    covers_prompt: bool = False,
+    token_ids: Sequence[int], items: Sequence[PlacedItem], join: Join | None = None, *, covers_prompt: bool = False
 ) -> tuple[list[int], tuple[media_pb2.MediaItem, ...]]:
     """Returns the tokens with each placeholder replaced by the expansion of its item, and the items with their offsets.
     Items are in the order of their placeholders. `join`: see shared/media/expansion.py; `covers_prompt`: the only item

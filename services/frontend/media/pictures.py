@@ -51,13 +51,13 @@ def decode(content: bytes, bounds: MediaBounds, colours: Colours = PLAIN) -> Ima
     decoder's own, which may hold memory addresses.
     """
     ImageFile.LOAD_TRUNCATED_IMAGES = False
-    Image.MAX_IMAGE_PIXELS = None  # _check_size() bounds them instead
+    Image.MAX_IMAGE_PIXELS = None  # check_dimensions() bounds them instead
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-                _check_size(image, bounds)
-                return _rgb(image, colours)
+                check_dimensions(*image.size, bounds)
+                return to_rgb(image, colours)
         except UnidentifiedImageError:
             raise _refused(f"it is none of {', '.join(FORMATS)}; convert it to one of them") from None
         except Image.DecompressionBombError:
@@ -66,9 +66,9 @@ def decode(content: bytes, bounds: MediaBounds, colours: Colours = PLAIN) -> Ima
             raise _refused("the file is damaged or cut off; send the complete file") from None
 
 
-def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
-    """Raises InvalidArgument for a picture that is too large, which its header says before anything is decoded."""
-    width, height = image.size
+def check_dimensions(width: int, height: int, bounds: MediaBounds) -> None:
+    """Raises InvalidArgument for a picture, or a frame of a video, that is too large, which its header says before
+    anything is decoded."""
     if width * height > bounds.pixels or max(width, height) > bounds.side:
         raise InvalidArgument(
             f"Image dimensions {width}x{height} ({width * height} pixels) exceed the maximum of {bounds.pixels} pixels "
@@ -79,7 +79,7 @@ def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
         raise _refused(f"it has no pixels: its dimensions are {width}x{height}")
 
 
-def _rgb(image: Image.Image, colours: Colours) -> Image.Image:
+def to_rgb(image: Image.Image, colours: Colours) -> Image.Image:
     """Returns the picture turned as its EXIF says, in 8-bit RGB; 16-bit and float values are scaled, transparent parts
     have the background's colour."""
     image.load()

@@ -1,5 +1,5 @@
-"""Preparation of the pictures and the sound of prompts: parts of requests become tiles in the store, and their
-placeholders become the tokens of the items."""
+"""Preparation of the media of prompts: parts of requests become tiles in the store, and their placeholders become the
+tokens of the items."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from quire.services.frontend.media import expansion, identity, sources
-from quire.services.frontend.media.decoder import PictureDecoder
+from quire.services.frontend.media.decoder import MediaDecoder
 from quire.services.frontend.media.expansion import PlacedItem
 from quire.services.frontend.media.fetcher import MediaFetcher
 from quire.services.frontend.media.policy import MediaPolicy
 from quire.services.frontend.media.store import MediaHolds, MediaStore
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request import conversation
-from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart, VideoMetadata
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
-from quire.shared.media.audio.processor import AttendedProcessor, AudioProcessor
-from quire.shared.media.expansion import joins_of
-from quire.shared.media.modalities import AUDIO
-from quire.shared.media.processor import MediaProcessor, PromptTokenizer, WholePromptProcessor
+from quire.shared.media.expansion import joins_of, without_frame
+from quire.shared.media.model_processors import MediaProcessors
+from quire.shared.media.processor import PromptTokenizer, WholePromptProcessor
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
 
@@ -91,24 +90,12 @@ class NoMedia:
 
 @dataclass(frozen=True, slots=True)
 class MediaModel:
-    """Model as far as its pictures and its sound are concerned."""
+    """Model as far as its media are concerned."""
 
-    processor: MediaProcessor | None  # of pictures
+    processors: MediaProcessors
     tokenizer: PromptTokenizer
     placeholders: Mapping[str, str]  # by modality: text of its processor's placeholder
     digest: bytes  # identity.model_digest()
-    audio: AudioProcessor | None = None
-
-    @property
-    def attends(self) -> bool:
-        """Whether the model is an encoder-decoder, whose decoder attends to exactly one clip."""
-        return isinstance(self.audio, AttendedProcessor)
-
-    def processor_of(self, modality: str) -> MediaProcessor | AudioProcessor:
-        """Returns the processor of the items of a modality that the model takes."""
-        processor = self.audio if modality == AUDIO else self.processor
-        assert processor is not None
-        return processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +118,7 @@ class MediaLimits:
 
 
 class MediaPipeline:
-    """PromptMedia of a model that takes pictures or sound. Owns the processes that decode them."""
+    """PromptMedia of a model that takes media. Owns the processes that decode them."""
 
     def __init__(
         self,
@@ -143,11 +130,11 @@ class MediaPipeline:
         folder: Path,
         num_processes: int,
     ) -> None:
-        """Makes the fetcher and the decoder; processes start at the first picture."""
+        """Makes the fetcher and the decoder; processes start at the first item."""
         self._model, self._limits, self._bounds = model, limits, policy.bounds
         self.store = store
         self._fetcher = MediaFetcher(policy)
-        self._decoder = PictureDecoder(folder, policy.bounds, num_processes)
+        self._decoder = MediaDecoder(folder, policy.bounds, num_processes)
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises Unimplemented for items of a modality that the model does not take, InvalidArgument for too many
@@ -155,7 +142,7 @@ class MediaPipeline:
         for part in parts:
             if part.modality not in self.modalities:
                 raise conversation.not_taken(part.origin, self.modalities)
-        if self._model.attends and len(parts) != 1:
+        if self._model.processors.attends and len(parts) != 1:
             raise InvalidArgument(
                 f"The prompt has {len(parts)} clips, and this model's decoder attends to exactly one. Send one clip "
                 "with each prompt.",
@@ -170,24 +157,24 @@ class MediaPipeline:
     @property
     def modalities(self) -> Sequence[str]:
         """Modalities of the items that prompts may have."""
-        return [*self._model.placeholders, *([AUDIO] if self._model.attends else [])]
+        return self._model.processors.modalities
 
     @property
     def transcribes(self) -> bool:
         """Whether the model turns one clip into text, so that samples() is of use."""
-        return self._model.attends
+        return self._model.processors.attends
 
     @property
     def rate(self) -> int:
         """Samples of sound a second that the model takes."""
-        assert self._model.audio is not None
-        return self._model.audio.rate
+        assert self._model.processors.audio is not None
+        return self._model.processors.audio.rate
 
     @property
     def max_samples(self) -> int:
         """Samples of the longest clip that the model takes."""
-        assert self._model.audio is not None
-        return self._model.audio.max_samples
+        assert self._model.processors.audio is not None
+        return self._model.processors.audio.max_samples
 
     async def samples(self, content: bytes) -> F32:
         """Returns the samples of a sound file at the model's rate. Raises InvalidArgument for a file that cannot be
@@ -215,13 +202,19 @@ class MediaPipeline:
         placeholders. Raises InvalidArgument, ResourceExhausted, and DeadlineExceeded at the deadline."""
         if not parts:
             return token_ids, ()
-        if self._model.attends:
+        if self._model.processors.attends:
             async with _deadline(use.deadline_s):
                 return token_ids, tuple(map(expansion.attended, await self._items(parts, use, holds)))
         parts = self._in_order(token_ids, parts)
         async with _deadline(use.deadline_s):
             items = await self._items(parts, use, holds)
-        pictures = self._model.processor
+        return self._expanded(token_ids, items)
+
+    def _expanded(self, token_ids: Sequence[int], items: Sequence[PlacedItem]) -> Placed:
+        """Returns the tokens with those of the items in the places of their placeholders, and the items."""
+        pictures, video = self._model.processors.image, self._model.processors.video
+        if video is not None and video.around is not None:
+            token_ids = without_frame(token_ids, video.placeholder, video.around)
         join = None if pictures is None else joins_of(pictures, self._model.tokenizer)
         covers_prompt = isinstance(pictures, WholePromptProcessor)
         return expansion.expand(list(token_ids), items, join, covers_prompt=covers_prompt)
@@ -231,11 +224,11 @@ class MediaPipeline:
         InvalidArgument unless there are as many placeholders as parts of each modality."""
         modalities: dict[int, str] = {}
         waiting: dict[str, deque[MediaPart]] = {}
-        for modality, text in self._model.placeholders.items():
-            placeholder = self._model.processor_of(modality).placeholder
+        for modality, placeholder in self._model.processors.placeholder_ids.items():
             modalities[placeholder] = modality
             waiting[modality] = deque(part for part in parts if part.modality == modality)
             count, given = list(token_ids).count(placeholder), len(waiting[modality])
+            text = self._model.placeholders[modality]
             expansion.check_count(count, given, text, parts[0].origin.field, modality)
         found = (modalities[token] for token in token_ids if token in modalities)
         return [waiting[modality].popleft() for modality in found]
@@ -274,17 +267,21 @@ class MediaPipeline:
                 )
         else:
             budget.take(len(content))
-            identifier = await _in_thread_if_long(content, identity.identifier, self._model.digest, options, content)
+            identifier = await _in_thread_if_long(content, self._identifier, part, options, content)
 
         async def make() -> MediaTiles:
             assert content is not None
-            return await self._decoder.decode(content, options, part.modality)
+            return await self._decoder.decode(content, options, part.modality, _metadata(part, options))
 
         with holds.clock.processing():
             tiles = await holds.hold(identifier, make, name)
-        processor = self._model.processor_of(part.modality)
+        processor = self._model.processors.by_modality[part.modality]
         expanded = processor.expand(tiles.layout, self._model.tokenizer)
         return PlacedItem(identifier, tiles, expanded, processor.placeholder, part.modality)
+
+    def _identifier(self, part: MediaPart, options: MediaOptions, content: bytes) -> bytes:
+        """Returns the identifier of a part's item. `content`: its file."""
+        return identity.identifier(self._model.digest, options, content, part.modality, _metadata(part, options))
 
     async def _content(self, part: MediaPart) -> bytes | None:
         """Returns the bytes of a part's file; None if the part only names an earlier item. Raises
@@ -313,10 +310,15 @@ class _ByteBudget:
         self._left -= num_bytes
         if self._left < 0:
             raise InvalidArgument(
-                f"Maximum file size exceeded: the pictures of a request have at most {self._most >> 20} MiB together. "
+                f"Maximum file size exceeded: the media of a request have at most {self._most >> 20} MiB together. "
                 "Send fewer or smaller ones.",
                 field="messages",
             )
+
+
+def _metadata(part: MediaPart, options: MediaOptions) -> VideoMetadata:
+    """Returns what the client said about the frames of a part: with the part, or for all of its request."""
+    return part.metadata or options.metadata
 
 
 def _name(part: MediaPart, use: MediaUse) -> bytes:
@@ -324,7 +326,8 @@ def _name(part: MediaPart, use: MediaUse) -> bytes:
     of processing."""
     if not part.name:
         return b""
-    return repr((use.tenant, part.name, part.modality, identity.options_key(use.options))).encode()
+    how = identity.options_key(use.options, part.modality, _metadata(part, use.options))
+    return repr((use.tenant, part.name, how)).encode()
 
 
 async def _in_thread_if_long(given: str | bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -341,4 +344,4 @@ async def _deadline(deadline_s: float | None) -> AsyncIterator[None]:
         async with asyncio.timeout_at(deadline_s):
             yield
     except TimeoutError:
-        raise DeadlineExceeded("the deadline passed while the pictures were fetched and decoded") from None
+        raise DeadlineExceeded("the deadline passed while the media were fetched and decoded") from None

@@ -27,7 +27,10 @@ class MediaBounds:
     fetch_s: float = 15.0  # all attempts and redirects of one item together
     redirects: int = 5
     attempts: int = 3
-    decode_s: float = 10.0  # processor time of one item
+    decode_s: float = 10.0  # processor time of one picture, or of one clip of sound
+    frames: int = 250_000  # of one video, chosen or not
+    video_s: float = 7200.0  # length of one video
+    video_decode_s: float = 30.0  # processor time of one video
     audio_s: float = 600.0  # length of one clip of sound
     audio_file_s: float = 1500.0  # length of a file to transcribe
     audio_file_decode_s: float = 60.0  # processor time of one

@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from quire.shared.errors import InvalidArgument
 
 MOST_URL_CHARACTERS = 8192  # of http(s) and file URLs
+FRAMES = "video/jpeg"  # type of a data: URL with pictures in base64, joined by commas, as vLLM has it
 SHOWN = 100  # characters of a value in an error
 DEFAULT_PORTS = {"http": 80, "https": 443}
 FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")  # characters that parsers of URLs read differently
@@ -101,9 +102,13 @@ def _data_url(url: str) -> InlineData:
     if not comma:
         raise refused(f"Invalid data URL '{url:.{SHOWN}}': missing ',' separator.")
     media_type, *parameters = head[len("data:") :].split(";")
+    media_type = media_type.strip().lower()
     if not parameters or parameters[-1].strip().lower() != "base64":
         raise refused("Only base64 data URLs are supported for now.")
-    return InlineData(base64_bytes(unquote(data) if "%" in data else data), media_type.strip().lower())
+    data = unquote(data) if "%" in data else data
+    if media_type == FRAMES:  # decoded one by one where they are rendered
+        return InlineData(data.encode(errors="replace"), media_type)
+    return InlineData(base64_bytes(data), media_type)
 
 
 def _web_address(parts: SplitResult, port: int | None, url: str) -> WebAddress:

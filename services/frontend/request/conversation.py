@@ -10,9 +10,9 @@ from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import ChatPrompt
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument, Unimplemented
-from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
+from quire.shared.media.modalities import IMAGE, MODALITIES
 
-MEDIA_PARTS = (IMAGE, VIDEO, AUDIO)  # types of the parts of contents that stand for media, as chat templates know them
+MEDIA_PARTS = MODALITIES  # types of the parts of contents that stand for media, as chat templates know them
 NO_JSON = "INVALID_JSON"  # Anthropic's documented key for tool arguments that are not valid JSON
 
 # Substring of a part's type -> what such parts hold, for the error text.

@@ -22,9 +22,21 @@ class PartOrigin(NamedTuple):
 CHAT_PART = PartOrigin()
 
 
+class VideoMetadata(NamedTuple):
+    """Facts about frames that a client took from a video; None: not said."""
+
+    fps: float | None = None  # of the video, not of the frames that were taken
+    total_num_frames: int | None = None
+    frames_indices: tuple[int, ...] | None = None  # of the frames that were taken, in the video
+    duration: float | None = None  # of the video, in seconds
+
+
+NO_METADATA = VideoMetadata()
+
+
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One picture or clip of sound. Without `url` and `content` it refers to an earlier one by its name."""
+    """One picture, video or clip of sound. Without `url` and `content` it refers to an earlier one by its name."""
 
     url: str | None = field(default=None, repr=False)  # data:, http(s): or file: URL, not parsed yet
     content: bytes | None = field(default=None, repr=False)  # a whole file
@@ -32,15 +44,18 @@ class MediaPart:
     fault: str = ""  # error of a part without an item, for models that take such items; empty: none
     origin: PartOrigin = CHAT_PART
     modality: str = IMAGE
+    metadata: VideoMetadata | None = None  # of a video; None: that of the request's options
 
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """How the pictures of a request are processed."""
+    """How the media of a request are processed."""
 
     processor: Mapping[str, Any] = field(default_factory=dict)  # mm_processor_kwargs
     image_mode: str = "RGB"  # colours that pictures are reduced to before they become RGB
     background: tuple[int, int, int] = WHITE  # colour behind transparent parts
+    video: Mapping[str, Any] = field(default_factory=dict)  # frames to take from videos, and options of their processor
+    metadata: VideoMetadata = NO_METADATA  # of videos that are sent as frames
 
 
 DEFAULT_MEDIA_OPTIONS = MediaOptions()

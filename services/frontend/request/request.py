@@ -47,8 +47,8 @@ class TokenPrompt:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages for the chat template, each with role and content (text, a list of parts, or None), and optionally name,
-    tool_calls, tool_call_id and reasoning. Tool call arguments are an object or JSON text. A part of type image or
-    audio has the index of its item in `media` under "number"."""
+    tool_calls, tool_call_id and reasoning. Tool call arguments are an object or JSON text. A part of type image, video
+    or audio has the index of its item in `media` under "number"."""
 
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool = True  # append the start of the assistant's turn
@@ -64,7 +64,7 @@ Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt
 
 
 def media_of(prompt: Prompt) -> Sequence[MediaPart]:
-    """Returns the pictures and the sound of a prompt."""
+    """Returns the media of a prompt."""
     return () if isinstance(prompt, PairPrompt) else prompt.media
 
 

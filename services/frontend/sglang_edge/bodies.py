@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quire.services.frontend.http.fields import ranges
 from quire.services.frontend.http.fields.optional_fields import Flag
 from quire.services.frontend.http.fields.ranges import exactly_one
 from quire.services.frontend.http.fields.scalar_fields import ScalarFields
+from quire.shared.errors import InvalidArgument
 
 ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # one or more ids of a prompt
 
@@ -61,3 +62,14 @@ class SglangGenerateBody(BaseModel):
     token_ids_logprob: list[int] | None = None
     logprob_start_len: int = Field(-1, ge=-1, description="first prompt token with log-probabilities; -1: output only")
     return_text_in_logprobs: Flag = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_tgi(cls, body: Any) -> Any:
+        """Raises InvalidArgument for a body of TGI's /generate, which has `inputs` and `parameters`."""
+        if isinstance(body, dict) and "inputs" in body:
+            text = (
+                "inputs is of TGI's API; this path is SGLang's: send text and sampling_params, or use /v1/completions"
+            )
+            raise InvalidArgument(text, field="inputs")
+        return body

@@ -60,7 +60,7 @@ class ControlTokens:
 
         `added`: the added tokens of tokenizer.json. `marks`: markers of reasoning, also if the template does not
         contain them. `normalize`: the tokenizer's normalization of a text. `placeholders`: tokens that stand for
-        pictures and videos.
+        media.
         """
         marks = set(marks)
         control_tokens = [

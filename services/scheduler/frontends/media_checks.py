@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
+from quire.shared.media.modalities import MODALITIES
 from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 MAX_ITEMS = 1024  # of one prompt
 MAX_ROWS = 2**24  # that a decoder attends to
 MAX_LAYOUT = 2**16  # bytes of MediaItem.layout
-MODALITIES = ("image", "video", "audio")
 
 
 def wrong_media(items: Iterable[MediaItem], num_prompt_tokens: int) -> str:

@@ -24,9 +24,8 @@ from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaE
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
 from quire.shared.media.audio.processor import AudioProcessor
-from quire.shared.media.modalities import AUDIO, IMAGE
+from quire.shared.media.model_processors import MediaProcessors
 from quire.shared.media.processor import WholeItemProcessor, WholePromptProcessor
-from quire.shared.media.registry import read_processor_of_media
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
@@ -77,7 +76,7 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | AudioProcessor 
     folders without the processor's files, with language_model_only, and with an option of EXCLUSIVE (logged)."""
     if settings.language_model_only:
         return None
-    processor = read_processor_of_media(Path(settings.model))
+    processor = MediaProcessors.read(Path(settings.model)).of_encoder
     if processor is None:
         return None
     excluding = {name: getattr(settings, name) for name in EXCLUSIVE if getattr(settings, name) > 1}
@@ -107,7 +106,7 @@ def cache_capacity(
     than the rows of one item."""
     least = processor.max_embeddings
     if not settings.encoder_cache_size:
-        return max(STEPS_KEPT * max_num_batched_tokens, least)
+        return max(STEPS_KEPT * max_num_batched_tokens, MediaProcessors.read(Path(settings.model)).max_embeddings)
     if settings.encoder_cache_size < least:
         text = (
             f"encoder_cache_size: {settings.encoder_cache_size} rows, and an item of this model may have {least}; "
@@ -140,7 +139,7 @@ def open_vision(
         return None
     loader.load(encoder, Path(settings.model), lambda _: True)
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
-    modalities = (AUDIO,) if isinstance(processor, AudioProcessor) else (IMAGE,)
+    modalities = MediaProcessors.read(Path(settings.model)).modalities
     log.info("encoder of media loaded", modalities=modalities, rows=cache.capacity)
     scale = config.scales.embedding if family.scales_media else 1.0
     row_type, sees_ahead = RowType(place.dtype, hidden_size), pictures_see_ahead(settings)

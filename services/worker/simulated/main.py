@@ -11,9 +11,7 @@ from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import logs
-from quire.shared.media.audio.processor import AudioProcessor
-from quire.shared.media.modalities import AUDIO, IMAGE
-from quire.shared.media.registry import read_processor_of_media
+from quire.shared.media.model_processors import MediaProcessors
 from quire.shared.models import model_identity
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle
@@ -71,11 +69,11 @@ class SimulatedWorker:
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
         message = hello.base_hello(settings, name, address, limits)
         message.device = "simulated"
-        processor = None if settings.language_model_only else read_processor_of_media(Path(settings.model))
-        if processor is not None:
-            rows = max(ROWS_KEPT, processor.max_embeddings)
-            modality = AUDIO if isinstance(processor, AudioProcessor) else IMAGE
-            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=[modality]))
+        processors = MediaProcessors() if settings.language_model_only else MediaProcessors.read(Path(settings.model))
+        if processors.modalities:
+            rows = max(ROWS_KEPT, processors.max_embeddings)
+            capacity = settings.encoder_cache_size or rows
+            message.encoder.CopyFrom(pb.Encoder(capacity=capacity, modalities=processors.modalities))
         self._session = AttachmentLoop(settings, self._engine, message, self, shutdown)
 
     async def run(self) -> None:

@@ -37,7 +37,7 @@ class Admission:
     query_id: bytes = b""  # late interaction: its query, or the query it is scored against; empty: none
     is_query: bool = False
     num_logprobs: int | None = None  # overrides params; None: as in params
-    media: Sequence[MediaItem] = ()  # pictures and videos of the prompt, by offset
+    media: Sequence[MediaItem] = ()  # media of the prompt, by offset
     cross_block_ids: U32 = field(default_factory=_no_ids)  # blocks of the encoder's output that it attends to
     writes_cross: bool = False  # they are written before the step
 

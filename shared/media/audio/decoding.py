@@ -1,7 +1,7 @@
 """Decoding of sound files to one channel of float32 samples, in all formats that are accepted.
 
-WAV is read here; other formats and other codings of WAV need PyAV (the extra `quire[audio]`). The demuxer is chosen by
-the first bytes and named to PyAV, so that a file cannot select one that opens further files or addresses.
+WAV is read here; other formats and other codings of WAV need PyAV, which comes with the extra `frontend`. The demuxer
+is chosen by the first bytes and named to PyAV, so that a file cannot select one that opens further files or addresses.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _decode_by_av(content: bytes, name: str, bounds: AudioBounds) -> Waveform:
         import av
     except ImportError:
         raise refused(
-            f"files other than PCM wav need the package av on the server (pip install 'quire[audio]'); this one is "
+            f"files other than PCM wav need the package av on the server (pip install av); this one is "
             f"{name}. Send PCM wav instead."
         ) from None
     av.logging.set_level(None)

@@ -1,1 +1,1 @@
-"""Processing of pictures and videos, one module for each model family."""
+"""Processing of pictures, videos and sound, one module for each model family."""

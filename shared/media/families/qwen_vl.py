@@ -125,9 +125,9 @@ def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
     """Returns the processor of a model. Raises InvalidArgument if its files do not fit together."""
     vision = config["vision_config"]
     values, name = read_values(folder)
-    patch, merge = _side(values, "patch_size", 14, name), _side(values, "merge_size", 2, name)
+    patch, merge = read_side(values, "patch_size", 14, name), read_side(values, "merge_size", 2, name)
     default = 16 if str(config["model_type"]).startswith("qwen3") else 14
-    wanted = _side(vision, "patch_size", default, CONFIG), _side(vision, "spatial_merge_size", 2, CONFIG)
+    wanted = read_side(vision, "patch_size", default, CONFIG), read_side(vision, "spatial_merge_size", 2, CONFIG)
     if (patch, merge) != wanted:
         raise InvalidArgument(
             f"{name}: patch_size and merge_size are {patch} and {merge}, and vision_config has {wanted[0]} and "
@@ -147,7 +147,7 @@ def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
     )
 
 
-def _side(values: Mapping[str, Any], key: str, default: int, file: str) -> int:
+def read_side(values: Mapping[str, Any], key: str, default: int, file: str) -> int:
     """Returns the side of a square that is given as one number, or as height and width. Raises InvalidArgument for
     anything but a positive number."""
     value = values.get(key, default)

@@ -26,7 +26,7 @@ SPECIAL = [
     "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|ja|>", "<|translate|>", "<|transcribe|>",
     "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>", "<|0.00|>",
 ]  # fmt: skip
-ONCE = "0.0001"  # temperature: nearly greedy, and tried once, since random weights are never sure
+ONCE = "0.00000001"  # temperature: as good as greedy, and tried once, since random weights are never sure
 
 
 class Served:
@@ -143,6 +143,28 @@ def test_other_rates_and_channels(served: Served) -> None:
     assert served.send(wav(noise(6_000), 8_000), language="en", max_completion_tokens=4).status_code == 200
 
 
+def test_a_stream_has_the_text_of_the_whole_answer(served: Served) -> None:
+    pause = np.zeros(RATE // 2, np.float32)
+    clips = [noise(12_000, seed=number) for number in range(4)]
+    sound = floats(np.concatenate([part for clip in clips for part in (clip, pause)]))
+    given = {"language": "en", "max_completion_tokens": 6}
+    whole = served.send(sound, **given).json()
+    with openai.OpenAI(base_url=f"{served.base_url}/v1", api_key="none") as client:
+        *deltas, last = client.audio.transcriptions.create(
+            file=("clip.wav", sound), model="", language="en", temperature=float(ONCE), stream=True,
+            extra_body={"max_completion_tokens": 6},
+        )  # fmt: skip
+    assert {each.type for each in deltas} == {"transcript.text.delta"}
+    assert len(deltas) >= 3, "one piece, one piece, two pieces"
+    assert "".join(each.delta for each in deltas) == whole["text"]
+    assert (last.type, last.text) == ("transcript.text.done", whole["text"])
+    silent = served.send(wav(np.zeros(RATE, np.float32), RATE), stream="true").text
+    assert '"text":""' in silent
+    assert "delta" not in silent
+    broken = served.send(b"no sound", stream="true")
+    assert (broken.status_code, "none of wav, mp3" in broken.text) == (400, True)
+
+
 def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
     answer = served.send(
         floats(noise(14_000)), response_format="verbose_json", language="en", temperature="0", max_completion_tokens=6
@@ -158,7 +180,8 @@ def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
         ({"language": "xx"}, 400, "language: 'xx' is not a language of this model; it has de, en, ja"),
         ({"temperature": "2"}, 400, "temperature: must be a number from 0.0 to 1.0, got '2'"),
         ({"temperature": "hot"}, 400, "temperature: must be a number"),
-        ({"stream": "true"}, 400, "stream: transcriptions are answered in one piece; leave it out"),
+        ({"stream": "maybe"}, 400, "stream: must be true or false, got 'maybe'"),
+        ({"stream": "true", "response_format": "srt"}, 400, "stream: needs response_format json or text, got srt"),
         ({"stream_include_usage": "true"}, 400, "Stream options can only be defined when `stream=True`."),
         ({"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json, got json"),
         (
@@ -192,7 +215,7 @@ def test_files_are_refused_in_clear_words(served: Served) -> None:
 def test_openais_client_reads_the_answers(served: Served) -> None:
     client = openai.OpenAI(base_url=f"{served.base_url}/v1", api_key="none")
     model = client.models.list().data[0].id
-    given: dict[str, Any] = {"model": model, "language": "en", "temperature": 0.0001}
+    given: dict[str, Any] = {"model": model, "language": "en", "temperature": float(ONCE)}
     file = ("clip.wav", floats(noise(14_000)))
     assert client.audio.transcriptions.create(file=file, **given).text
     verbose = client.audio.transcriptions.create(file=file, response_format="verbose_json", **given)

@@ -92,6 +92,31 @@ def test_the_last_lines_of_any_process_are_its_reason(program: str, reason: str,
     process.close()
 
 
+LOGGED = [  # ordinary lines of both formats
+    '{"time": 1.5, "level": "info", "service": "worker-0", "message": "attached"}',
+    '{"time": 1.5, "level": "warning", "service": "worker-0", "message": "slow"}',
+    "00:03:17.304 I worker-0 attached scheduler=scheduler-0 epoch=1795996997298",
+]
+FAULT = {"level": "critical", "message": "uncaught", "exception": "Traceback:\n  ...\nRuntimeError: a fault"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (LOGGED, ""),  # killed from outside, by its last words nothing has happened
+        (["quire: model: no", *LOGGED[:2]], "model: no"),
+        ([*LOGGED, json.dumps(FAULT)], "uncaught: RuntimeError: a fault"),
+        ([json.dumps({**FAULT, "exception": f"Traceback:\n{'  x' * 9_000}\nMemoryError"})], "uncaught: MemoryError"),
+        ([LOGGED[2], "00:03:18.000 E worker-0 no memory"], "00:03:18.000 E worker-0 no memory"),
+        (["terminate called after throwing", LOGGED[2], "Aborted"], "terminate called after throwing | Aborted"),
+    ],
+)
+def test_ordinary_log_lines_are_no_reason(lines: list[str], reason: str, capfd: Any) -> None:
+    process = ended(f"import os, sys; sys.stderr.write({chr(10).join(lines)!r}); sys.stderr.flush(); os.abort()")
+    assert process.reason == reason
+    process.close()
+
+
 def test_what_a_process_writes_goes_to_the_log_as_well(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         spec = Program("worker", "worker-0", {}, program=(sys.executable, "-c", "raise ValueError('of a library')"))

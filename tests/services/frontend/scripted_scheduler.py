@@ -155,7 +155,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 "num_workers": 1,
                 "max_logprobs": 20,
                 "scheduling_policy": "fcfs",
-                "media_modalities": ["image"],
+                "media_modalities": ["image", "video", "audio"],
                 **view,
             }
         )

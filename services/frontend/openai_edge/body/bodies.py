@@ -207,9 +207,9 @@ class ChatOptions(GenerationBody):
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
     tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
-    mm_processor_kwargs: dict[str, Any] | None = Field(None, description="options of the model's picture processor")
+    mm_processor_kwargs: dict[str, Any] | None = Field(None, description="options of the model's media processor")
     media_io_kwargs: dict[str, dict[str, Any]] | None = Field(
-        None, description="image: image_mode and rgba_background_color of decoded pictures"
+        None, description="by modality: image_mode and rgba_background_color of image; num_frames and fps of video"
     )
 
 
@@ -260,9 +260,9 @@ class InputBody(PooledBody):
     continue_final_message: Flag = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = Field(None, description="options of the model's picture processor")
+    mm_processor_kwargs: dict[str, Any] | None = Field(None, description="options of the model's media processor")
     media_io_kwargs: dict[str, dict[str, Any]] | None = Field(
-        None, description="image: image_mode and rgba_background_color of decoded pictures"
+        None, description="by modality: image_mode and rgba_background_color of image; num_frames and fps of video"
     )
 
     @model_validator(mode="before")

@@ -20,6 +20,7 @@ NOT_OFFERED = frozenset({
     "known_speaker_references[]", "length_penalty", "min_p", "n", "presence_penalty", "repetition_penalty",
     "to_language", "top_k", "top_p", "use_beam_search", "vllm_xargs",
 })  # fmt: skip
+STREAMED = ("json", "text")  # formats whose text can be sent as it comes
 STREAM_OPTIONS = ("stream_include_usage", "stream_continuous_usage_stats")
 TRUE, FALSE = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", ""})
 
@@ -39,6 +40,7 @@ class TranscriptionForm:
     seed: int | None = None
     max_tokens: int | None = None  # of each piece
     granularities: tuple[str, ...] = ("segment",)
+    stream: bool = False
 
     @property
     def has_times(self) -> bool:
@@ -71,7 +73,6 @@ def _checked(content: bytes, fields: Mapping[str, list[str]]) -> TranscriptionFo
     for name in fields:
         if name in NOT_OFFERED and last[name]:
             raise Unimplemented(f"{name}: not supported for transcriptions; leave it out", field=name)
-    _check_stream(last)
     form = last.get("response_format") or "json"
     if form not in FORMATS:
         text = f"response_format: must be one of {', '.join(FORMATS)}, got {form!r:.64}"
@@ -87,19 +88,25 @@ def _checked(content: bytes, fields: Mapping[str, list[str]]) -> TranscriptionFo
         seed=_number(last, "seed", int, -(2**63), 2**63 - 1),
         max_tokens=_number(last, "max_completion_tokens", int, 1, 1 << 20),
         granularities=_granularities(fields, form),
+        stream=_is_stream(last, form),
     )
 
 
-def _check_stream(last: Mapping[str, str]) -> None:
-    """Raises Unimplemented for a stream, InvalidArgument for options of a stream that was not asked for."""
+def _is_stream(last: Mapping[str, str], form: str) -> bool:
+    """Returns whether the text is to be streamed. Raises InvalidArgument for formats that are written at the end, and
+    for options of a stream that was not asked for."""
     stream = last.get("stream", "").lower()
     if stream in TRUE:
-        raise Unimplemented("stream: transcriptions are answered in one piece; leave it out", field="stream")
+        if form not in STREAMED:
+            text = f"stream: needs response_format {' or '.join(STREAMED)}, got {form}"
+            raise InvalidArgument(text, field="stream")
+        return True
     if stream not in FALSE:
         raise InvalidArgument(f"stream: must be true or false, got {stream!r:.64}", field="stream")
     for name in STREAM_OPTIONS:
         if last.get(name, "").lower() in TRUE:
             raise InvalidArgument("Stream options can only be defined when `stream=True`.", field=name)
+    return False
 
 
 def _granularities(fields: Mapping[str, list[str]], form: str) -> tuple[str, ...]:

@@ -10,13 +10,14 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.responses import DeferredResponse
+from quire.services.frontend.http.dialect import EVENTS
+from quire.services.frontend.http.responses import DeferredResponse, keep_alive_comment
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.offline.upload import boundary_of
-from quire.services.frontend.openai_edge.errors import as_response
+from quire.services.frontend.openai_edge.answers.chunks import DONE, ErrorEvents, event
 from quire.services.frontend.openai_edge.transcription.form import MAX_FORM_BYTES, TranscriptionForm, read_form
 from quire.services.frontend.openai_edge.transcription.transcriber import TRANSCRIBE, TRANSLATE, Transcriber
-from quire.shared.errors import InvalidArgument, QuireError
+from quire.shared.errors import InvalidArgument
 from quire.shared.transcription.formats import FORMATS, as_json, as_srt, as_text, as_verbose_json, as_vtt
 from quire.shared.transcription.transcript import Transcript
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 JSON, TEXT, VTT = "application/json", "text/plain; charset=utf-8", "text/vtt; charset=utf-8"
 TYPES = {"json": JSON, "verbose_json": JSON, "text": TEXT, "srt": TEXT, "vtt": VTT}
+NO_TRANSCRIPT = Transcript([], "", "", 0.0)
 MAX_FORMS = 8  # that are read and decoded at the same time; further callers wait
 FORM = {
     "requestBody": {
@@ -46,6 +48,7 @@ FORM = {
                         "response_format": {"enum": [*FORMATS]},
                         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
                         "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment"]}},
+                        "stream": {"type": "boolean"},
                         "seed": {"type": "integer"},
                         "max_completion_tokens": {"type": "integer", "minimum": 1},
                     },
@@ -81,14 +84,15 @@ class TranscriptionRoutes:
             form = read_form(await _body(http), boundary_of(http.headers.get("content-type", "")))
         self._catalogue.check(form.model)
         self._transcriber.check(form, task)
-        return TranscriptResponse(self._transcriber, form, task, headers.read(http))
+        answer = TranscriptStream if form.stream else TranscriptResponse
+        return answer(self._transcriber, form, task, headers.read(http))
 
 
 class TranscriptResponse(DeferredResponse):
     """Answer of a transcription, which ends with its call."""
 
     def __init__(self, transcriber: Transcriber, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
-        super().__init__(TYPES[form.response_format], _Errors())
+        super().__init__(TYPES[form.response_format], ErrorEvents())
         self._transcriber, self._form, self._task, self._sent = transcriber, form, task, sent
 
     async def respond(self, call: Call, send: Send) -> None:
@@ -100,15 +104,22 @@ class TranscriptResponse(DeferredResponse):
         await send({"type": "http.response.body", "body": b""})
 
 
-class _Errors:
-    """ErrorWriter of answers in one piece."""
+class TranscriptStream(DeferredResponse):
+    """Answer of a transcription whose text is sent piece by piece, in OpenAI's events."""
 
-    def error_events(self, error: QuireError) -> bytes:
-        """Returns nothing: the answer is sent at once."""
-        return b""
+    def __init__(self, transcriber: Transcriber, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
+        super().__init__(EVENTS, ErrorEvents(), keep_alive=keep_alive_comment)
+        self._transcriber, self._form, self._task, self._sent = transcriber, form, task, sent
 
-    def refusal(self, error: QuireError) -> Response:
-        return as_response(error)
+    async def respond(self, call: Call, send: Send) -> None:
+        """Sends each piece's text, then the whole one."""
+        transcript = NO_TRANSCRIPT
+        async for more in self._transcriber.growing(self._form, self._task, self._sent, call):
+            if delta := more.text[len(transcript.text) :]:
+                await self._send_piece(event({"type": "transcript.text.delta", "delta": delta}), send)
+            transcript = more
+        await self._send_piece(event({"type": "transcript.text.done", **as_json(transcript)}) + DONE, send)
+        await send({"type": "http.response.body", "body": b""})
 
 
 def written(transcript: Transcript, form: TranscriptionForm) -> bytes:

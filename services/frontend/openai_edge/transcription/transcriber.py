@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -34,6 +34,7 @@ TRANSCRIBE, TRANSLATE, ENGLISH = "transcribe", "translate", "en"
 ORIGIN = PartOrigin("file", "", "file")
 SEARCH_PART = 6  # a cut lies in the last sixth of a piece
 MOST_PROMPT_TOKENS = 223  # of the text before: half of the decoder's context, as in the model's training
+MOST_AT_ONCE = 8  # pieces of a stream
 RULES = QualityRules()
 NEVER = -100.0  # logit bias
 
@@ -96,17 +97,39 @@ class Transcriber:
     async def transcribe(self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call) -> Transcript:
         """Returns the transcript of a form's file; it ends with its deadline, and if its client disconnects. Raises
         QuireError."""
-        samples, rate = await self._files.samples(form.content), self._files.rate
-        work = _Transcription(form, task, sent, call, samples, form.language)
-        pieces = await asyncio.to_thread(self._spoken, samples)
+        work, pieces = await self._prepare(form, task, sent, call)
+        return self._transcript(work, await self._transcribe_pieces(work, pieces))
+
+    async def growing(
+        self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call
+    ) -> AsyncIterator[Transcript]:
+        """Yields the transcript of a growing number of pieces, at last of all. The first piece is transcribed alone, so
+        that its text comes early, then as many as are transcribed, up to MOST_AT_ONCE. Raises as transcribe()."""
+        work, pieces = await self._prepare(form, task, sent, call)
+        spoken: list[_Spoken] = []
+        while len(spoken) < len(pieces):
+            count = min(max(1, len(spoken)), MOST_AT_ONCE)
+            spoken += await self._transcribe_pieces(work, pieces[len(spoken) : len(spoken) + count])
+            yield self._transcript(work, spoken)
+        if not pieces:
+            yield self._transcript(work, spoken)
+
+    async def _prepare(
+        self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call
+    ) -> tuple[_Transcription, list[Piece]]:
+        """Decodes the file and returns its pieces, with the language of the first one unless the form names it."""
+        work = _Transcription(form, task, sent, call, await self._files.samples(form.content), form.language)
+        pieces = await asyncio.to_thread(self._spoken, work.samples)
         if pieces and self._vocabulary.languages and not form.language:
             work = replace(work, language=await self._detect(work, pieces[0]))
-        spoken = await self._transcribe_pieces(work, pieces)
+        return work, pieces
+
+    def _transcript(self, work: _Transcription, spoken: Sequence[_Spoken]) -> Transcript:
         segments = [segment for piece in spoken for segment in piece.segments]
         language = work.language or ("" if self._vocabulary.languages else ENGLISH)
-        written = ENGLISH if task == TRANSLATE else language
+        written = ENGLISH if work.task == TRANSLATE else language
         text = joined((piece.text for piece in spoken), written)
-        return Transcript(segments, text, language, len(samples) / rate, task)
+        return Transcript(segments, text, language, len(work.samples) / self._files.rate, work.task)
 
     def _spoken(self, samples: F32) -> list[Piece]:
         """Returns the pieces of the sound that are not silent, without the silence around them."""

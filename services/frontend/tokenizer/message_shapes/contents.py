@@ -20,7 +20,7 @@ def text_of(content: Any) -> str:
 
 
 def has_pictures(content: Any) -> bool:
-    """Returns whether a content has parts that stand for pictures or videos."""
+    """Returns whether a content has parts that stand for media."""
     return isinstance(content, list) and any(part.get("type") in MEDIA_PARTS for part in content)
 
 

@@ -27,7 +27,8 @@ def read_llava_onevision(config: ConfigFile, vision: ConfigFile, text_size: int)
 
 
 class LlavaNextVision:
-    """Vision tower, projector and newline that turn a picture's tiles into rows of text embeddings."""
+    """Vision tower, projector and newline that turn the tiles of a picture, or the frames of a video, into rows of text
+    embeddings."""
 
     passed_over: ClassVar[tuple[str, ...]] = LlavaVision.passed_over
 
@@ -50,9 +51,25 @@ class LlavaNextVision:
 
     def encode(self, items: Sequence[MediaInput]) -> list[Tensor]:
         """Computes the rows of each picture, [num_embeddings, text_size]. The layout of an item is that of
-        AnyResLayout (shared/media/families/llava_next.py)."""
+        AnyResLayout (shared/media/families/llava_next.py), or the number of frames of a video."""
         encoded = encode_tiles(items, self._tiles, self._normalization, self._dtype)
-        return [self._pack(rows, item.layout) for item, rows in zip(items, encoded, strict=True)]
+        return [
+            self._pack_frames(rows) if len(item.layout) == 1 else self._pack(rows, item.layout)
+            for item, rows in zip(items, encoded, strict=True)
+        ]
+
+    def _pack_frames(self, frames: Tensor) -> Tensor:
+        """Returns the rows of one video: those of each frame, two by two averaged, then a newline.
+
+        frames: [num_frames, patches of a frame, text_size]
+        """
+        import torch
+        from torch.nn import functional
+
+        side, joined = self.config.tower.patches_per_side, -(-self.config.tower.patches_per_side // 2)
+        pixels = frames.transpose(1, 2).unflatten(2, (side, side))
+        rows = functional.interpolate(pixels, (joined, joined), mode="bilinear").flatten(2).transpose(1, 2)
+        return torch.cat((rows.flatten(0, 1), self._newline[None]))
 
     def _pack(self, tiles: Tensor, layout: tuple[int, ...]) -> Tensor:
         """Returns the rows of one picture: the first tile's, which shows it as a whole, then those of the grid that the

@@ -42,6 +42,14 @@ def events(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
+    "body", [{"max_tokens": "2"}, {"stream": 0}, {"temperature": "1"}, {"seed": "1"}, {"echo": "false"}, {"n": 1.0}]
+)
+async def test_numbers_and_booleans_may_be_text(frontend: Running, body: dict[str, Any]) -> None:
+    status, _ = await complete(frontend, **{"max_tokens": 2, **body})
+    assert status == 200
+
+
+@pytest.mark.parametrize(
     ("body", "field", "text"),
     [
         ({"n": 0}, "n", "n must be at least 1, got 0."),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from quire.services.frontend.http.path_suggestions import suggest_path
+from quire.services.frontend.http.path_suggestions import remedy, suggest_path
 from tests.services.frontend.running import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -48,6 +48,37 @@ async def test_none_is_made_up(frontend: Running, path: str) -> None:
     answer = await frontend.http.get(path)
     assert answer.status_code == 404
     assert "did you mean" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "words"),
+    [
+        ("POST", "/generate_stream", "TGI's API is not offered; use /v1/completions"),
+        ("GET", "/info", "use /v1/models and /version"),
+        ("POST", "/v1/conversations", "previous_response_id"),
+        ("GET", "/v1/conversations/conv_1/items", "previous_response_id"),
+        ("POST", "/v1/moderations", "guard model"),
+        ("POST", "/v1/messages/batches", "use /v1/batches"),
+        ("POST", "/api/pull", "quire up MODEL"),
+        ("POST", "/v1/audio/speech", "text only"),
+        ("POST", "/v1/images/generations/", "text only"),
+    ],
+)
+async def test_a_path_of_another_server_has_a_remedy(frontend: Running, method: str, path: str, words: str) -> None:
+    answer = await frontend.http.request(method, path, content=b"{}")
+    assert answer.status_code == 404
+    assert words in answer.text
+    assert "did you mean" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/information", "/infos", "/api/pulled", "/v1/threadsafe"])
+async def test_a_path_that_only_begins_alike_has_none(path: str) -> None:
+    assert remedy(path) == ""
+
+
+async def test_remedies_are_of_paths_that_are_not_served(frontend: Running) -> None:
+    served = (await frontend.http.get("/openapi.json")).json()["paths"]
+    assert [path for path in served if remedy(path)] == []
 
 
 async def test_a_404_of_a_route_gets_no_path_suggestion(frontend: Running) -> None:

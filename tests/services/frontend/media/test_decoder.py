@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire.services.frontend.media.decoder import PictureDecoder
+from quire.services.frontend.media.decoder import MediaDecoder
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.request.media import MediaOptions
 from quire.shared.errors import InvalidArgument
@@ -34,8 +34,8 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def decoder(folder: Path, bounds: MediaBounds = BOUNDS) -> AsyncIterator[PictureDecoder]:
-    found = PictureDecoder(folder, bounds, 1)
+async def decoder(folder: Path, bounds: MediaBounds = BOUNDS) -> AsyncIterator[MediaDecoder]:
+    found = MediaDecoder(folder, bounds, 1)
     try:
         yield found
     finally:

@@ -57,7 +57,7 @@ async def test_the_deadline_covers_a_server_that_sends_nothing(seeing: Path) -> 
             body = {"messages": user(part, image(plain(RED))), "max_tokens": 1}
             late = await served.started.http.post(CHAT, json=body, headers={"x-request-timeout": "0.3"})
             assert late.status_code == 504, late.text
-            assert "while the pictures were fetched and decoded" in late.text
+            assert "while the media were fetched and decoded" in late.text
             assert not served.script.submissions
             await served.started.until_idle()
             assert served.store.held_bytes == 0

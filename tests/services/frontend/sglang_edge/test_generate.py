@@ -93,6 +93,7 @@ async def test_log_probabilities_are_triples(tool_model: Path) -> None:
         ({}, "text", "exactly one of text and input_ids"),
         ({"text": "a", "input_ids": [1]}, "text", "exactly one of text and input_ids"),
         ({"text": []}, "text", "at least one"),
+        ({"inputs": "a", "parameters": {"max_new_tokens": 3}}, "inputs", "send text and sampling_params"),  # TGI
         ({"text": "a", "image_data": "x"}, "image_data", "image_data"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens", "not permitted"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "max_new_tokens", "must be at least 1"),
