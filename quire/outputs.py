@@ -174,9 +174,9 @@ def attached(message: pb.AttachResponse) -> Delta:
     """Converts a message of a resumed stream: a delta, or an event of another dialect."""
     if not message.HasField("event"):
         return delta(message.chat if message.HasField("chat") else message.generate)
-    told = message.event
-    offset = told.offset if told.HasField("offset") else None
-    return Delta(0, "", (), None, offset=offset, event=StreamEvent(told.type, told.data))
+    event = message.event
+    offset = event.offset if event.HasField("offset") else None
+    return Delta(0, "", (), None, offset=offset, event=StreamEvent(event.type, event.data))
 
 
 def _tool_call(piece: pb.ToolCallDelta) -> ToolCall:

@@ -72,12 +72,12 @@ class WeightsUpdateGroup:
         if self._group is None:
             raise InvalidArgument("the group has ended; create another one")
         tensors = list(named_tensors)
-        told = [weights_stream.head(name, tensor) for name, tensor in tensors]
+        heads = [weights_stream.head(name, tensor) for name, tensor in tensors]
         asked = self._asking.submit(
             self._client.update_weights_from_distributed,
-            [head.name for head in told],
+            [head.name for head in heads],
             [tensor.dtype for _, tensor in tensors],
-            [list(head.shape) for head in told],
+            [list(head.shape) for head in heads],
             weight_version=weight_version,
             mode=mode,
             group_name=self._name,

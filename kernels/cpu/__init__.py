@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
     AttributeError for names not in __all__."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    rooms = {
+    modules = {
         "native": OF_NATIVE,
         "expert_layers": OF_EXPERTS,
         "latent_layers": LATENT_OPS,
@@ -62,5 +62,5 @@ def __getattr__(name: str) -> Any:
         "quantized_layers": OF_QUANTIZED,
         "recurrent_layers": RECURRENT_OPS,
     }
-    room = next((room for room, names in rooms.items() if name in names), "functions")
-    return getattr(importlib.import_module(f"quire.kernels.cpu.{room}"), name)
+    module = next((module for module, names in modules.items() if name in names), "functions")
+    return getattr(importlib.import_module(f"quire.kernels.cpu.{module}"), name)

@@ -40,7 +40,7 @@ public class Reflected {
 
   final Channel channel;
   final MethodDescriptor<UnknownFieldSet, UnknownFieldSet> reflection;
-  final Map<String, FileDescriptorProto> told = new HashMap<>();
+  final Map<String, FileDescriptorProto> described = new HashMap<>();
   final Map<String, FileDescriptor> files = new HashMap<>();
 
   Reflected(Channel channel, String version) {
@@ -82,20 +82,20 @@ public class Reflected {
     for (UnknownFieldSet services : messages(ask(LIST_SERVICES, ByteString.copyFromUtf8("*")), SERVICES)) {
       for (UnknownFieldSet service : messages(services, SERVICE)) {
         UnknownFieldSet answer = ask(FILE_CONTAINING_SYMBOL, parts(service, NAME).get(0));
-        for (UnknownFieldSet described : messages(answer, FILES)) {
-          for (ByteString bytes : parts(described, FILE)) {
+        for (UnknownFieldSet part : messages(answer, FILES)) {
+          for (ByteString bytes : parts(part, FILE)) {
             FileDescriptorProto file = FileDescriptorProto.parseFrom(bytes);
-            told.put(file.getName(), file);
+            described.put(file.getName(), file);
           }
         }
       }
     }
-    for (String name : told.keySet()) build(name);
+    for (String name : described.keySet()) build(name);
   }
 
   FileDescriptor build(String name) throws Descriptors.DescriptorValidationException {
     if (!files.containsKey(name)) {
-      FileDescriptorProto file = told.get(name);
+      FileDescriptorProto file = described.get(name);
       FileDescriptor[] imports = new FileDescriptor[file.getDependencyCount()];
       for (int i = 0; i < imports.length; i++) imports[i] = build(file.getDependency(i));
       files.put(name, FileDescriptor.buildFrom(file, imports));

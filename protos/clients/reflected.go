@@ -54,7 +54,7 @@ func learn(ctx context.Context, connection *grpc.ClientConn, version string) (*p
 	if err != nil {
 		return nil, err
 	}
-	// Why a question could not be sent is told where its answer would be.
+	// An error of sending is ignored here: receiving the answer returns its cause.
 	stream.SendMsg(&reflection.ServerReflectionRequest{
 		MessageRequest: &reflection.ServerReflectionRequest_ListServices{ListServices: "*"},
 	})

@@ -32,7 +32,7 @@ def message_class(name)
   described.msgclass
 end
 
-# google-protobuf 3.21 crashes on reading a part of a message whose class nobody has asked for.
+# google-protobuf 3.21 crashes on reading a part of a message whose class has not been requested.
 def ask_for_classes(messages, scope)
   messages.each do |message|
     name = "#{scope}.#{message.name}"
@@ -47,7 +47,7 @@ def add(file)
 end
 
 messages = REFLECTION.map do |message, fields|
-  DescriptorProto.new(name: message, field: fields.map { |name, told| field(name, *told) })
+  DescriptorProto.new(name: message, field: fields.map { |name, options| field(name, *options) })
 end
 add(FileDescriptorProto.new(name: "reflection", package: "reflection", syntax: "proto3", message_type: messages))
 
@@ -56,8 +56,8 @@ def ask(kind, subjects)
   questions = subjects.map { |subject| message_class("reflection.Question").new(kind => subject) }
   decode = message_class("reflection.Answer").method(:decode)
   path = "/grpc.reflection.#{VERSION}.ServerReflection/ServerReflectionInfo"
-  told = { deadline: Time.now + 10, metadata: METADATA }
-  STUB.bidi_streamer(path, questions, ->(question) { question.to_proto }, decode, **told).map do |answer|
+  options = { deadline: Time.now + 10, metadata: METADATA }
+  STUB.bidi_streamer(path, questions, ->(question) { question.to_proto }, decode, **options).map do |answer|
     raise GRPC::BadStatus.new(answer.error.code, answer.error.message) if answer.error
     answer
   end
@@ -85,8 +85,8 @@ begin
   ].map { |name| message_class(name) }
   message = request.new(text: text, sampling: sampling.new(temperature: 0, max_tokens: 20))
   path = "/quire.inference.v1.InferenceService/Generate"
-  told = { deadline: Time.now + 30, metadata: METADATA, return_op: true }
-  call = STUB.server_streamer(path, message, request.method(:encode), response.method(:decode), **told)
+  options = { deadline: Time.now + 30, metadata: METADATA, return_op: true }
+  call = STUB.server_streamer(path, message, request.method(:encode), response.method(:decode), **options)
   call.execute.each do |part|
     print part.text
     call.cancel if cancel

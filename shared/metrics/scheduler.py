@@ -120,7 +120,7 @@ class SchedulerMetrics:
         self.encode_jobs = Counter(
             "quire_scheduler_encode_jobs",
             "Media items given to encode workers: their rows have arrived (done), they could not be encoded there "
-            "(encoding_failed) or fetched (fetch_failed), or the encode worker was gone (worker_lost)",
+            "(encoding_failed) or fetched (fetch_failed), or the encode worker detached (worker_lost)",
             ["outcome"],
             registry=registry,
         )
@@ -258,7 +258,7 @@ def _encoding(cluster: ClusterGauges) -> Iterable[Metric]:
     yield GaugeMetricFamily("quire_scheduler_encode_workers", "Encode workers attached", cluster.encode_workers)
     pending = GaugeMetricFamily(
         "quire_scheduler_encode_jobs_pending",
-        "Media items that other workers wait for: at an encode worker (encoding), or on their way (fetching)",
+        "Media items that other workers wait for: at an encode worker (encoding), or being fetched from it (fetching)",
         labels=["stage"],
     )
     pending.add_metric(["encoding"], cluster.encoding_items)

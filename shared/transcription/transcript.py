@@ -1,4 +1,4 @@
-"""Transcripts as values."""
+"""Values of a transcript: its segments, their words, and the whole text."""
 
 from __future__ import annotations
 

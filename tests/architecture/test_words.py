@@ -93,6 +93,7 @@ RETIRED_FUNCTIONS = frozenset(
 )
 FEWEST_WORDS = 5
 MOST_SHORT = 0.05  # of all docstrings
+WHOLE = (".md", ".yml", ".yaml", ".sh", ".rb", ".toml", "Dockerfile", "Makefile")  # files whose lines are all read
 WIDEST_LINE = 200  # characters of a Markdown line, tables apart
 
 
@@ -188,8 +189,8 @@ def messages(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def prose(name: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, text) of what people read: comments and docstrings of Python, all of Markdown, comments of
-    everything else."""
+    """Yields (line number, text) of what people read: comments and docstrings of Python, all of Markdown, manifests and
+    scripts, comments of everything else."""
     if name.endswith(".py"):
         for token in tokenize.generate_tokens(io.StringIO(text_of(name)).readline):
             is_text = token.type == tokenize.STRING and token.string.startswith(('"""', 'r"""', "'''"))
@@ -197,7 +198,7 @@ def prose(name: str) -> Iterator[tuple[int, str]]:
                 yield from enumerate(token.string.split("\n"), token.start[0])
         return
     for number, line in enumerate(text_of(name).split("\n"), 1):
-        if name.endswith(".md") or "//" in line or "/*" in line:
+        if name.endswith(WHOLE) or "//" in line or "/*" in line:
             yield number, line
 
 
@@ -221,7 +222,16 @@ def test_docstrings_are_long_enough_to_say_something() -> None:
     assert len(short) < MOST_SHORT * len(docstrings()), short
 
 
-@pytest.mark.parametrize("kinds", [(".py",), (".proto",), (".md",), (".js", ".html", ".h", ".cpp")])
+KINDS = [
+    (".py",),
+    (".proto",),
+    (".md",),
+    (".js", ".html", ".css", ".h", ".cpp", ".java", ".go"),
+    (".yml", ".yaml", ".sh", ".rb", ".toml", "Dockerfile", "Makefile"),
+]
+
+
+@pytest.mark.parametrize("kinds", KINDS)
 def test_texts_have_no_riddles(kinds: tuple[str, ...]) -> None:
     assert not riddles(tracked(*kinds))
 

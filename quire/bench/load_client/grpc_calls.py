@@ -88,7 +88,7 @@ async def _name_of(channel: grpc.aio.Channel) -> str:
     """Returns the name of the frontend at the other end of a channel; empty if it does not report one."""
     call = inference_pb2_grpc.InferenceServiceStub(channel).ListModels(pb.ListModelsRequest(), timeout=ASK_TIMEOUT_S)
     try:
-        told = dict(await call.trailing_metadata())
+        metadata = dict(await call.trailing_metadata())
     except grpc.aio.AioRpcError:
         return ""
-    return str(told.get(FRONTEND_METADATA, ""))
+    return str(metadata.get(FRONTEND_METADATA, ""))

@@ -123,13 +123,13 @@ class PromptLimit:
             check_length(count, self.max_model_len)
 
 
-def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
-    """Raises InvalidArgument if a prompt of `length` tokens exceeds the context; with `goes_on` (it is continued) it
-    must leave space for one token more."""
-    if length + goes_on > max_model_len:
+def check_length(length: int, max_model_len: int, *, is_continued: bool = True) -> None:
+    """Raises InvalidArgument if a prompt of `length` tokens exceeds the context; with `is_continued` it must
+    leave space for one token more."""
+    if length + is_continued > max_model_len:
         suffix = (
             ", and at least one is left for the output. Please reduce its length."
-            if goes_on
+            if is_continued
             else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
         )
         raise InvalidArgument(

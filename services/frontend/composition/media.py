@@ -30,7 +30,7 @@ class ExpansionTokenizer:
 
 
 def read_processors(settings: FrontendSettings) -> MediaProcessors:
-    """Reads the processors from the model's folder; none if the model takes text only, or shall."""
+    """Reads the processors from the model's folder; none if the model takes text only, or is to."""
     return MediaProcessors() if settings.language_model_only else MediaProcessors.read(Path(settings.model))
 
 

@@ -1,4 +1,4 @@
-"""Intervals and patience of a frontend's background work, none of which an operator needs to set."""
+"""Intervals and time limits of a frontend's background work, none of which an operator needs to set."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ class Generation:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(pace)
-        silent = _hidden_stop_ids(request.sampling, tokenizer)
+        hidden = _hidden_stop_ids(request.sampling, tokenizer)
         self._parsers = formats.parsers(request, prepared)
         shown = formats.visible_tokens(request)
-        self._samples = [self._new_sample(index, tokenizer, silent, shown) for index in range(request.num_samples)]
+        self._samples = [self._new_sample(index, tokenizer, hidden, shown) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
         self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
@@ -82,9 +82,9 @@ class Generation:
             [ReasoningTokenCounter(formats.end_of_reasoning) for _ in self._samples] if self._parsers else []
         )
 
-    def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
-        """Returns the sample with this index; samples of one prompt have consecutive indexes. `silent`: stop tokens
-        that are not shown; `shown`: special tokens that the text keeps."""
+    def _new_sample(self, index: int, tokenizer: Tokenizer, hidden: frozenset[int], shown: frozenset[str]) -> Sample:
+        """Returns the sample with this index; samples of one prompt have consecutive indexes. `hidden`: stop
+        tokens whose text is not emitted; `shown`: special tokens that the text keeps."""
         prompt = self.prepared[index // self.request.sampling.n]
         text = new_text(
             self.request.sampling,
@@ -97,7 +97,7 @@ class Generation:
         return Sample(
             index,
             text,
-            hidden_stop_ids=silent,
+            hidden_stop_ids=hidden,
             mailbox=self._mailbox,
             traffic=self._metrics.traffic,
             owner=self,
@@ -256,7 +256,7 @@ class Generation:
 
     @property
     def latency(self) -> LatencyBreakdown:
-        """Milestones of sample 0; None for those that it has not reached."""
+        """Times of the request up to now: its media, its queue, and the milestones of sample 0, None if not reached."""
         if not self._samples:  # a request for nothing
             return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]

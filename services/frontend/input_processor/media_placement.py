@@ -24,8 +24,8 @@ async def place_media(
 ) -> Placed:
     """Returns the tokens of a prompt with its media in their places, and the items, which `holds` holds. Raises
     QuireError, before anything is fetched where the text alone is too long."""
-    goes_on = request.pooling is None
-    check_length(len(tokenized.token_ids), max_model_len, goes_on=goes_on)
+    is_continued = request.pooling is None
+    check_length(len(tokenized.token_ids), max_model_len, is_continued=is_continued)
     shown = [parts[index] for index in tokenized.media]
     use = MediaUse(request.media_options, request.tenant, request.deadline_s)
     token_ids, items = await media.place(tokenized.token_ids, shown, use, holds)

@@ -44,7 +44,7 @@ def check_num_samples(request: Request, most: int) -> None:
 
 
 def truncate(token_ids: Sequence[int], request: Request, max_model_len: int) -> Sequence[int]:
-    """Keeps the last tokens of the prompt, or the first, if the request says so."""
+    """Returns at most max_kept_tokens() tokens: the last ones, or the first ones if truncation_side is "right"."""
     keep = max_kept_tokens(request, max_model_len)
     if keep is None:
         return token_ids
@@ -109,7 +109,7 @@ def column(token_ids: Sequence[int], max_model_len: int, vocab_size: int, *, gen
     if not len(token_ids):
         raise InvalidArgument("prompt: it is empty; send at least one token", field="prompt")
     ids = check_vocabulary(token_ids, vocab_size)
-    check_length(len(ids), max_model_len, goes_on=generates)
+    check_length(len(ids), max_model_len, is_continued=generates)
     return i32_bytes(ids)
 
 

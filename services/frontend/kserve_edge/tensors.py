@@ -131,7 +131,7 @@ def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> Any
 
 
 def _split_texts(name: str, data: memoryview) -> list[memoryview]:
-    """Returns views of the elements, each behind its length. Raises InvalidArgument if a length does not fit."""
+    """Returns views of the elements, each after its length. Raises InvalidArgument if a length does not fit."""
     found: list[memoryview] = []
     while data:
         length = LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else -1

@@ -26,7 +26,7 @@ class PlacedItem(NamedTuple):
 
 
 def check_count(num_placeholders: int, num_items: int, placeholder: str, field: str, modality: str = IMAGE) -> None:
-    """Raises InvalidArgument, for the field of the items, unless there are as many placeholders as items."""
+    """Raises InvalidArgument unless a prompt has as many placeholders as items. `field`: of the items."""
     if num_placeholders > num_items:
         raise InvalidArgument(
             f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data items. "

@@ -241,7 +241,8 @@ class Mailbox:
         return True
 
     async def next_deltas(self) -> list[SampleDelta]:
-        """Waits for output of at least one sample; must not be called after all samples have finished."""
+        """Waits for output of at least one sample and returns it as take_pending(); must not be called after all
+        samples have finished."""
         self._pacer.reader_done(self)
         if self._error is None:
             self._reader = asyncio.get_running_loop().create_future()

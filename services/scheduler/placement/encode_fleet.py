@@ -52,7 +52,7 @@ class EncodeFleet:
 
     @property
     def num_fetching(self) -> int:
-        """Jobs whose rows are on their way."""
+        """Jobs whose rows are being fetched."""
         return sum(job.is_fetching for job in self._all())
 
     # Encode workers.
@@ -77,7 +77,7 @@ class EncodeFleet:
                 job.num_losses += 1
             self._restart(job, "worker_lost")
         if jobs:
-            log.info("media items of a lost encode worker are prepared again", worker=worker.id, items=len(jobs))
+            log.info("media items of a detached encode worker are prepared again", worker=worker.id, items=len(jobs))
 
     def receive_prepared(self, worker: EncodeWorker, wire: pb.MediaPrepared) -> None:
         """Handles an encode worker's answer: the rows are fetched, or the workers that wait for them encode the item
@@ -92,7 +92,7 @@ class EncodeFleet:
                 continue
             job.worker = None
             self._count("encoding_failed")
-            self._encode_there(job)
+            self._encode_at_replica(job)
 
     def release_unused(self) -> None:
         """Releases all rows that no worker waits for."""
@@ -110,9 +110,9 @@ class EncodeFleet:
             self._jobs.setdefault(replica, {})[order.identifier] = job
             self._start(job)
 
-    def has_handled(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
-        """Handles a worker's report on an item. Returns False if the core has to handle it: the item is ready, or
-        cannot be encoded. If the rows cannot be fetched, the job starts again."""
+    def handle_report(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
+        """Handles a worker's report on an item. Returns False if it is left to the core: the item is ready, or cannot
+        be encoded. If the rows cannot be fetched, the job starts again."""
         job = self._jobs.get(replica, {}).get(wire.identifier)
         if job is None:
             return False
@@ -131,7 +131,7 @@ class EncodeFleet:
         return True
 
     def on_replica_detached(self, replica: Replica) -> None:
-        """Ends the jobs of a worker that is gone."""
+        """Ends the jobs of a worker that has detached."""
         for job in self._jobs.pop(replica, {}).values():
             if job.worker is not None:
                 job.worker.leave(job.item.identifier)
@@ -166,7 +166,7 @@ class EncodeFleet:
         """Gives a job to an encode worker; without a suitable one, to the worker that needs the item."""
         worker = None if job.num_failed_fetches >= MOST_FAILED_FETCHES else self._choose(job)
         if worker is None:
-            self._encode_there(job)
+            self._encode_at_replica(job)
             return
         job.worker = worker
         if worker.join(job.item):
@@ -188,7 +188,7 @@ class EncodeFleet:
         message.prepare_media.rows.CopyFrom(job.worker.source)
         job.replica.send(message)
 
-    def _encode_there(self, job: EncodeJob) -> None:
+    def _encode_at_replica(self, job: EncodeJob) -> None:
         """Ends a job: the worker that needs the item encodes it."""
         del self._jobs[job.replica][job.item.identifier]
         job.replica.send(encode_encoder_order(EncoderOrder(job.item.identifier, job.item)))

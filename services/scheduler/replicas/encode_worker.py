@@ -27,8 +27,8 @@ class RemoteItem:
 
 
 class EncodeWorker:
-    """Owns the knowledge of one encode worker's rows. Items get room in order of arrival; rows without users stay until
-    others need their room."""
+    """Owns the scheduler's records of one encode worker's rows. Items are ordered as they arrive, within
+    the capacity; rows without users stay until others need their memory."""
 
     def __init__(self, hello: pb.WorkerHello, epoch: int, send: Callable[[pb.AttachResponse], None]) -> None:
         """Nothing is kept yet: a worker drops its rows when an attachment ends. `send`: queues a message without

@@ -42,13 +42,13 @@ Clock = Callable[[], float]
 
 
 class MediaRoute(Protocol):
-    """Way of a worker's orders to encode media: to the worker itself, or to an encode worker first."""
+    """Sends a worker's orders to encode media: to the worker itself, or to an encode worker first."""
 
     def order(self, replica: Replica, order: EncoderOrder) -> None:
         """Sends an order of the worker's core."""
 
-    def has_handled(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
-        """Handles the worker's report on an item; returns False if the core has to handle it."""
+    def handle_report(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
+        """Handles the worker's report on an item. Returns False if it is left to the core."""
 
 
 class OwnEncoder:
@@ -58,7 +58,7 @@ class OwnEncoder:
         """Sends an order to the worker."""
         replica.send(encode_encoder_order(order))
 
-    def has_handled(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
+    def handle_report(self, replica: Replica, wire: pb.MediaPrepared) -> bool:
         """Returns False: the core handles all reports."""
         return False
 
@@ -268,7 +268,7 @@ class Replica:
         media item, and schedules a pump. Raises FailedPrecondition for an unknown order."""
         if not self.core.encoder_outputs.awaits(wire.identifier):
             raise FailedPrecondition(f"identifier: the scheduler awaits no media item {wire.identifier.hex()}")
-        if self.media_route.has_handled(self, wire):
+        if self.media_route.handle_report(self, wire):
             return
         failure = decode_failure(wire.error) if wire.HasField("error") else None
         self.count_encoding(wire)

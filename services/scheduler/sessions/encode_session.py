@@ -38,13 +38,13 @@ def check_encode_hello(hello: pb.WorkerHello, terms: ClusterTerms) -> None:
         text = f"{service} has {encoder.capacity}, needs 1 to {MAX_ENCODER_ROWS}"
         raise FailedPrecondition(f"encoder.capacity: {text}", field="encoder.capacity")
     if len(encoder.layout) != LAYOUT_BYTES:
-        text = f"{service} sent {len(encoder.layout)} bytes; {LAYOUT_BYTES} are a layout"
+        text = f"{service} sent {len(encoder.layout)} bytes, needs {LAYOUT_BYTES}"
         raise FailedPrecondition(f"encoder.layout: {text}", field="encoder.layout")
     terms.agree_on_model(hello.model, service)
 
 
 class EncodeTiming(NamedTuple):
-    """How long an encode worker may take without an answer."""
+    """Limits of the time in which an encode worker does not answer."""
 
     check_s: float = 0.25  # interval of the checks
     fetch_s: float = 30.0  # most time to fetch pixels from a slow frontend, in addition to the deadline of a step

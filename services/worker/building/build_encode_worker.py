@@ -62,7 +62,10 @@ def build_encode_worker(settings: WorkerSettings, values: dict[str, Any], placem
     samples = weight_samples.folder_digest(Path(settings.model)) if loader.reads_files else b""
     layout = rows_layout(settings, vision, samples)
     if not layout:
-        raise FailedPrecondition(f"model: the weights in {settings.model} cannot be read to identify them")
+        raise FailedPrecondition(
+            f"model: the weights in {settings.model} cannot be read, to compare them with other workers'; check them",
+            field="model",
+        )
     if not device.is_synchronous:
         vision.warm_up(device.torch_device)  # a first picture must not wait for kernels
     on_meta = replace(place, device=torch.device("meta"))

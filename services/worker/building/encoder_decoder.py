@@ -78,6 +78,6 @@ def _capacity(settings: WorkerSettings, limits: WorkerLimits) -> int:
     least = limits.layout.cross_length
     capacity = settings.encoder_cache_size or max(STEPS_KEPT * limits.max_num_batched_tokens, CLIPS_KEPT * least)
     if capacity < least:
-        text = f"encoder_cache_size: {capacity} rows, and an item of this model has {least}"
+        text = f"encoder_cache_size: {capacity} rows, and an item of this model has {least}; raise it, or leave it out"
         raise InvalidArgument(text, field="encoder_cache_size")
     return capacity

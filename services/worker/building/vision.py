@@ -81,7 +81,7 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | AudioProcessor 
         return None
     excluding = {name: getattr(settings, name) for name in EXCLUSIVE if getattr(settings, name) > 1}
     if excluding:
-        log.info("text alone is served: these options have no place for media", **excluding)
+        log.info("media are refused: these options exclude them", **excluding)
         return None
     return processor
 
@@ -108,7 +108,10 @@ def cache_capacity(
     if not settings.encoder_cache_size:
         return max(STEPS_KEPT * max_num_batched_tokens, MediaProcessors.read(Path(settings.model)).max_embeddings)
     if settings.encoder_cache_size < least:
-        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and an item of this model may have {least}"
+        text = (
+            f"encoder_cache_size: {settings.encoder_cache_size} rows, and an item of this model may have {least}; "
+            "raise it, or leave it out"
+        )
         raise InvalidArgument(text, field="encoder_cache_size")
     return settings.encoder_cache_size
 

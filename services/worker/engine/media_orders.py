@@ -54,7 +54,7 @@ class MediaOrders:
         self._num_releases = 0
 
     def start_epoch(self, receiver: ResultReceiver) -> None:
-        """Abandons the orders of the previous attachment."""
+        """Begins an attachment, whose results go to `receiver`; abandons the orders of the previous one."""
         self._receiver = receiver
         for task in self._tasks.running:
             task.cancel()

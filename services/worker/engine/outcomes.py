@@ -103,7 +103,7 @@ class OutcomeDispatcher:
         self._await_move(pending)
 
     def media_left(self, command: EncodeMedia) -> None:
-        """Queues the command again, behind the plans that have arrived."""
+        """Queues the command again, after the plans that have arrived."""
         self._requeue(command)
 
     def rows_read(self, command: ReadRows, rows: Rows | Exception) -> None:

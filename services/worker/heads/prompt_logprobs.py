@@ -86,6 +86,7 @@ class PromptLogprobRows:
 
     @property
     def tokens(self) -> I32:
+        """[num_rows] indices of the step's tokens whose hidden states the head reads."""
         return self.rows.tokens
 
     def launch(self, hidden: Tensor) -> PromptLogprobsLaunch:

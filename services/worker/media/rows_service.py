@@ -18,7 +18,7 @@ from quire.shared.rpc.trust import HandshakeAcceptor
 
 MAX_SERVED = 4  # callers at a time; further ones are queued
 REQUEST_TIMEOUT_S = 5.0  # from the start of a call to its request
-TAKEN_TIMEOUT_S = 10.0  # for a caller to receive a part
+WRITE_TIMEOUT_S = 10.0  # for a caller to receive a part
 
 Context = grpc.aio.ServicerContext[pb.FetchRowsRequest, pb.FetchRowsResponse]
 
@@ -95,9 +95,9 @@ async def _send(context: Context, rows: Rows) -> None:
 
 async def _write(context: Context, message: pb.FetchRowsResponse) -> None:
     """Sends a message. Raises DeadlineExceeded if the caller does not read it in time, because it occupies one of
-    MAX_SERVED places."""
+    MAX_SERVED slots."""
     try:
-        async with asyncio.timeout(TAKEN_TIMEOUT_S):
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
             await context.write(message)
     except TimeoutError:
-        raise DeadlineExceeded(f"rows were not taken within {TAKEN_TIMEOUT_S:g} s") from None
+        raise DeadlineExceeded(f"the caller did not read the rows within {WRITE_TIMEOUT_S:g} s") from None

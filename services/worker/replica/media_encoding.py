@@ -153,7 +153,7 @@ class MediaEncoding(NoMediaEncoding):
         return report
 
     def _rows(self, items: Sequence[Fetched]) -> list[Tensor]:
-        """Computes the rows of items of equal shape, or returns those that another worker has computed."""
+        """Returns the rows of items of equal shape: computed and scaled here, or as another worker has sent them."""
         received = [self._received(item) for item in items if isinstance(item, FetchedRows)]
         pixels = [item for item in items if not isinstance(item, FetchedRows)]
         if not pixels:

@@ -335,6 +335,7 @@ class LocalSteps:
     """Context of a single rank, or of ranks that all compute the whole step: partitions nothing."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
+        """Returns None: the step is not partitioned."""
         return None
 
     def hidden(
@@ -348,7 +349,7 @@ class LocalSteps:
         only_samples: bool,
     ) -> Tensor:
         """Raises AssertionError: shares() never partitions a step."""
-        raise AssertionError("no step is shared out")
+        raise AssertionError("a step without shares has no partition")
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
         """Does nothing: there are no context-parallel ranks."""

@@ -25,6 +25,7 @@ class WhisperProcessor:
     is_attended = True
 
     def __init__(self, settings: MelSettings, num_rows: int) -> None:
+        """`num_rows`: rows of embeddings of a clip, the same for every one."""
         self._settings = settings
         self.rate, self.max_samples = settings.rate, settings.chunk_samples
         self.max_embeddings = num_rows

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the scheduler out of its image as whoever calls this: no root, no daemon, no ids in /etc/subuid. It starts, is ready, and drains.
+# Runs the scheduler out of its image as the calling user: no root, no daemon, no ids in /etc/subuid. It starts, is ready, and drains.
 #   buildah --storage-driver vfs --root /tmp/quire-images/storage push localhost/quire-scheduler:test oci-archive:/tmp/scheduler.tar
 #   tests/deploy/images/rootless.sh /tmp/scheduler.tar
 set -euo pipefail

@@ -189,7 +189,7 @@ def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
             400,
             "times of words are not supported",
         ),
-        ({"hotwords": "Quire"}, 400, "hotwords: transcriptions of this server have no such field; leave it out"),
+        ({"hotwords": "Quire"}, 400, "hotwords: not supported for transcriptions; leave it out"),
         ({"model": "other"}, 404, "The model `other` does not exist"),
     ],
 )

@@ -131,8 +131,8 @@ class _Writer(NamedTuple):
         if message.field:
             yield "| field | type | number | |\n|---|---|---|---|"
         for number, field in enumerate(message.field):
-            told = self.one.says(*place, FIELDS, number)
-            yield f"| `{field.name}` | {self._kind(field, message)} | {field.number} | {told} |"
+            comment = self.one.says(*place, FIELDS, number)
+            yield f"| `{field.name}` | {self._kind(field, message)} | {field.number} | {comment} |"
         yield ""
         for number, kind in enumerate(message.enum_type):
             yield from self.enum(kind, f"{name}.", (*place, INNER_ENUMS, number))

@@ -221,7 +221,7 @@ class Pool {
   }
 
   // Stays out of the pool while the caller has excluded it.
-  void sit_out(Worker& worker) {
+  void wait_while_excluded(Worker& worker) {
     const int64_t left = worker.benched_until.load(std::memory_order_relaxed) - now_ns();
     if (left <= 0) return;
     benched_.fetch_add(1, std::memory_order_seq_cst);
@@ -236,7 +236,7 @@ class Pool {
       return ((gate & OPEN) && gate >> 32 != last) || stopping_.load(std::memory_order_relaxed);
     };
     for (;;) {
-      sit_out(worker);
+      wait_while_excluded(worker);
       if (!spin_until(wanted, SPIN_NS)) {
         if (held_.load(std::memory_order_relaxed) > 0) continue;
         const uint32_t word = wake_word_.load(std::memory_order_seq_cst);

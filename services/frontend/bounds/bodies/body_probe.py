@@ -38,6 +38,7 @@ class BodyCheck:
     longest_token: int
 
     def encode(self) -> bytes:
+        """Returns the question as JSON, the input of begin()'s function."""
         return json.dumps(asdict(self)).encode()
 
 

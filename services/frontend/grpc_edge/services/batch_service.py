@@ -63,12 +63,12 @@ def _tenant(claimed: str, context: Context, call: Call) -> str:
 def _message(batch: Batch, *, is_cancelled: bool = False) -> pb.Batch:
     """Returns the batch as a message. `is_cancelled`: cancellation was requested, which changes the status of a running
     batch."""
-    told = batch.to_openai(is_cancelled=is_cancelled)
+    shown = batch.to_openai(is_cancelled=is_cancelled)
     return pb.Batch(
         id=batch.id,
         endpoint=batch.endpoint,
         input_file_id=batch.input_file_id,
-        status=f"BATCH_STATUS_{told['status'].upper()}",
+        status=f"BATCH_STATUS_{shown['status'].upper()}",
         output_file_id=batch.output_file_id or "",
         error_file_id=batch.error_file_id or "",
         created_at=batch.created_at,

@@ -126,7 +126,7 @@ class PoolingPreparer:
             return await self._read_late(prompt, late, max_model_len)
         keep = prompt_limits.max_kept_tokens(request, max_model_len)
         if isinstance(prompt, TokenPrompt) and keep is None:
-            check_length(len(prompt.token_ids), max_model_len, goes_on=False)
+            check_length(len(prompt.token_ids), max_model_len, is_continued=False)
         side = request.truncation_side
         limit = PromptLimit(max_model_len if keep is not None else 0, self._tokenizer.longest_token)
         framed = isinstance(prompt, PairPrompt)

@@ -1,1 +1,1 @@
-"""Transcription and translation of sound files by Whisper: forms, the passage through the model, and answers."""
+"""Transcription and translation of sound files by Whisper: forms, calls of the model, and answers."""

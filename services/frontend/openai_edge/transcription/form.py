@@ -72,7 +72,7 @@ def _checked(content: bytes, fields: Mapping[str, list[str]]) -> TranscriptionFo
     last = {name: values[-1] for name, values in fields.items()}
     for name in fields:
         if name in NOT_OFFERED and last[name]:
-            raise Unimplemented(f"{name}: transcriptions of this server have no such field; leave it out", field=name)
+            raise Unimplemented(f"{name}: not supported for transcriptions; leave it out", field=name)
     form = last.get("response_format") or "json"
     if form not in FORMATS:
         text = f"response_format: must be one of {', '.join(FORMATS)}, got {form!r:.64}"
@@ -110,8 +110,8 @@ def _is_stream(last: Mapping[str, str], form: str) -> bool:
 
 
 def _granularities(fields: Mapping[str, list[str]], form: str) -> tuple[str, ...]:
-    """Returns what times are asked for. Raises InvalidArgument for unknown ones and other formats than verbose_json,
-    Unimplemented for words."""
+    """Returns the requested granularities of times. Raises InvalidArgument for unknown ones and other formats than
+    verbose_json, Unimplemented for words."""
     given = [*fields.get(GRANULARITIES, ()), *fields.get("timestamp_granularities", ())]
     for one in given:
         if one not in ("segment", "word"):

@@ -1,5 +1,5 @@
-"""Passage of a sound file through Whisper: cut at silence, pieces transcribed in parallel, doubtful ones again at
-higher temperatures."""
+"""Transcribes sound files with Whisper: cuts them at silence, transcribes the pieces in parallel, and doubtful ones
+again at higher temperatures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SoundFiles(Protocol):
 
 
 class _Spoken(NamedTuple):
-    """Transcribed piece."""
+    """Result of one piece, of one attempt."""
 
     segments: list[Segment]
     text: str
@@ -64,8 +64,8 @@ class _Spoken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """Parts of one transcription that its steps share."""
+class _Transcription:
+    """Values of one transcription that all of its steps read."""
 
     form: TranscriptionForm
     task: str
@@ -87,22 +87,24 @@ class Transcriber:
         """Raises InvalidArgument for a language or a task that the model does not have."""
         known = self._vocabulary.languages
         if task == TRANSLATE and not known:
-            raise InvalidArgument("this model knows English only and does not translate; transcribe instead")
+            text = "model: it has English only and cannot translate; send the file to /v1/audio/transcriptions"
+            raise InvalidArgument(text, field="model")
         if form.language and form.language not in (known or {ENGLISH: 0}):
             shown = ", ".join(sorted(known or [ENGLISH]))
             text = f"language: {form.language!r:.64} is not a language of this model; it has {shown}"
             raise InvalidArgument(text, field="language")
 
     async def transcribe(self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call) -> Transcript:
-        """Returns the transcript of a form's file; its deadline and its client's leaving end it. Raises QuireError."""
+        """Returns the transcript of a form's file; it ends with its deadline, and if its client disconnects. Raises
+        QuireError."""
         work, pieces = await self._prepare(form, task, sent, call)
         return self._transcript(work, await self._transcribe_pieces(work, pieces))
 
     async def growing(
         self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call
     ) -> AsyncIterator[Transcript]:
-        """Yields the transcript of more and more pieces, at last that of all. The first piece goes alone, so that its
-        text comes early, then twice as many each time. Raises as transcribe()."""
+        """Yields the transcript of a growing number of pieces, at last of all. The first piece is transcribed alone, so
+        that its text comes early, then as many as are transcribed, up to MOST_AT_ONCE. Raises as transcribe()."""
         work, pieces = await self._prepare(form, task, sent, call)
         spoken: list[_Spoken] = []
         while len(spoken) < len(pieces):
@@ -114,15 +116,15 @@ class Transcriber:
 
     async def _prepare(
         self, form: TranscriptionForm, task: str, sent: CallHeaders, call: Call
-    ) -> tuple[_Work, list[Piece]]:
-        """Decodes the file and returns its pieces, with the language that the first one has unless the form says it."""
-        work = _Work(form, task, sent, call, await self._files.samples(form.content), form.language)
+    ) -> tuple[_Transcription, list[Piece]]:
+        """Decodes the file and returns its pieces, with the language of the first one unless the form names it."""
+        work = _Transcription(form, task, sent, call, await self._files.samples(form.content), form.language)
         pieces = await asyncio.to_thread(self._spoken, work.samples)
         if pieces and self._vocabulary.languages and not form.language:
             work = replace(work, language=await self._detect(work, pieces[0]))
         return work, pieces
 
-    def _transcript(self, work: _Work, spoken: Sequence[_Spoken]) -> Transcript:
+    def _transcript(self, work: _Transcription, spoken: Sequence[_Spoken]) -> Transcript:
         segments = [segment for piece in spoken for segment in piece.segments]
         language = work.language or ("" if self._vocabulary.languages else ENGLISH)
         written = ENGLISH if work.task == TRANSLATE else language
@@ -134,7 +136,7 @@ class Transcriber:
         rate, longest_s = self._files.rate, self._files.max_samples / self._files.rate
         return spoken_pieces(samples, rate, longest_s, longest_s / SEARCH_PART)
 
-    async def _detect(self, work: _Work, piece: Piece) -> str:
+    async def _detect(self, work: _Transcription, piece: Piece) -> str:
         """Returns the language of a piece: the most likely token of a language after the start."""
         languages = self._vocabulary.languages
         sampling = Sampling(temperature=0.0, max_tokens=1, allowed_token_ids=sorted(languages.values()))
@@ -142,7 +144,7 @@ class Transcriber:
         names = {token: name for name, token in languages.items()}
         return names.get(delta.token_ids[0], "") if delta.token_ids else ""
 
-    async def _transcribe_pieces(self, work: _Work, pieces: Sequence[Piece]) -> list[_Spoken]:
+    async def _transcribe_pieces(self, work: _Transcription, pieces: Sequence[Piece]) -> list[_Spoken]:
         """Transcribes pieces in parallel; those whose text is a repetition or a guess are tried again, each time at the
         next temperature. If none is accepted, the best one is taken."""
         found: dict[Piece, _Spoken] = {}
@@ -161,7 +163,9 @@ class Transcriber:
             left = [piece for piece in left if not found[piece].is_accepted]
         return [found[piece] for piece in pieces]
 
-    async def _without_silence(self, work: _Work, pieces: Sequence[Piece], found: dict[Piece, _Spoken]) -> list[Piece]:
+    async def _without_silence(
+        self, work: _Transcription, pieces: Sequence[Piece], found: dict[Piece, _Spoken]
+    ) -> list[Piece]:
         """Returns the pieces of doubtful text in which the model thinks that there is speech. The others, such as music
         and noise, have no text from now on in `found`."""
         token = self._vocabulary.no_speech
@@ -179,7 +183,7 @@ class Transcriber:
                 left.append(piece)
         return left
 
-    def _sampling(self, work: _Work, temperature: float) -> Sampling:
+    def _sampling(self, work: _Transcription, temperature: float) -> Sampling:
         form = work.form
         # A model that may write time stamps must not decide against them.
         bias = {self._vocabulary.no_timestamps: NEVER} if form.has_times else {}
@@ -187,7 +191,7 @@ class Transcriber:
             temperature=temperature, seed=form.seed, max_tokens=form.max_tokens, logprobs=0, logit_bias=bias
         )
 
-    def _beginning(self, work: _Work) -> list[int]:
+    def _beginning(self, work: _Transcription) -> list[int]:
         """Returns the tokens that a decoder continues: the client's text, start, language, task, and whether there are
         time stamps."""
         known, form = self._vocabulary, work.form
@@ -203,12 +207,12 @@ class Transcriber:
             tokens.append(task)
         return tokens if form.has_times else [*tokens, known.no_timestamps]
 
-    def _prompt(self, work: _Work, piece: Piece, tokens: Sequence[int]) -> TokenPrompt:
+    def _prompt(self, work: _Transcription, piece: Piece, tokens: Sequence[int]) -> TokenPrompt:
         content = float_wav(work.samples[piece.start : piece.end], self._files.rate)
         return TokenPrompt(tokens, [MediaPart(content=content, origin=ORIGIN, modality=AUDIO)])
 
-    async def _run(self, work: _Work, prompts: Sequence[TokenPrompt], sampling: Sampling) -> list[SampleDelta]:
-        """Returns what the model writes for each prompt."""
+    async def _run(self, work: _Transcription, prompts: Sequence[TokenPrompt], sampling: Sampling) -> list[SampleDelta]:
+        """Returns the model's output for each prompt."""
         request = Request(
             request_id=work.sent.request_id or uuid.uuid4().hex,
             model=work.form.model,
@@ -222,8 +226,8 @@ class Transcriber:
         async with self._generator.start(request, work.call) as generation:
             return await generation.collect()
 
-    def _read(self, work: _Work, piece: Piece, delta: SampleDelta, temperature: float) -> _Spoken:
-        """Returns what a piece says, and whether it is worth keeping."""
+    def _read(self, work: _Transcription, piece: Piece, delta: SampleDelta, temperature: float) -> _Spoken:
+        """Returns the segments and the text of a piece, and whether they are accepted."""
         rate, known = self._files.rate, self._vocabulary
         logprobs = [entry.logprob for entry in delta.logprobs]
         avg_logprob = sum(logprobs) / len(logprobs) if logprobs else 0.0

@@ -3,7 +3,7 @@ any other name is a tool, whose calls are content for the parser of calls.
 
  to=self<|message|>…<|eom|><|start|>assistant to=user<|message|>…<|eot|>
 
-The prompt ends behind the role. A message may begin without the end of the one before it.
+The prompt ends after the role. A message may begin without the end of the one before it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _recipient(scan: Scanner) -> Steps[str]:
 
 
 def _name(scan: Scanner) -> Steps[str | None]:
-    """Reads a recipient and the marker behind it; None, and nothing consumed, for other text."""
+    """Reads a recipient and the marker after it; None, and nothing consumed, for other text."""
     begin = scan.at
     if (yield from scan.try_text(TO)):
         try:
@@ -80,7 +80,7 @@ def _body(scan: Scanner, sink: Sink) -> Steps[None]:
 
 
 def _comes_header(scan: Scanner) -> Steps[bool]:
-    """Returns whether a recipient and the marker behind it follow; consumes nothing."""
+    """Returns whether a recipient and the marker after it follow; consumes nothing."""
     begin = scan.at
     name = yield from _name(scan)
     scan.at = begin

@@ -48,7 +48,8 @@ def for_template(turns: Sequence[Message], shape: MessageShape, placeholders: Ma
 
 
 def _shown(turn: Message, shape: MessageShape, placeholders: Mapping[str, str]) -> Message:
-    """Returns a turn with media in the form that the template reads."""
+    """Returns a turn with media in the form that the template reads: parts of their types, or one text, before which
+    stand the placeholders that it lacks."""
     content = turn["content"]
     if shape.pictures == "parts" and content_form(turn["role"], shape) != "text":
         shown = [{"type": part["type"]} if part.get("type") in MEDIA_PARTS else part for part in content]

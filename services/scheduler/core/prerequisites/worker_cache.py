@@ -81,8 +81,8 @@ class WorkerCache:
         return entry is not None and entry.is_ready
 
     def join(self, entry_id: bytes, size: int, sequence: Sequence) -> bool:
-        """Adds a reference; returns whether the entry is ready. If not, `sequence` is blocked until ready() or remove()
-        is called for the entry."""
+        """Adds a reference to an entry, which is created with `size` if it is unknown; returns whether it is ready. If
+        not, `sequence` is blocked until ready() or remove() is called for the entry."""
         entry = self._entries.get(entry_id)
         if entry is None:
             entry = self._entries[entry_id] = CacheEntry(entry_id, size)

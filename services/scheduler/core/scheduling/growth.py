@@ -158,8 +158,9 @@ def least_chunk(state: CoreState, sequence: Sequence, begin: int) -> int:
 def _chunk_of_whole_items(
     builder: PlanBuilder, sequence: Sequence, begin: int, num_remaining: int, at_most: int
 ) -> int:
-    """Takes a chunk that ends outside of media items. An item at its start is taken as a whole if the worker can
-    compute that many tokens, whatever shorter limit there is."""
+    """Takes the tokens of a chunk that ends outside of media items from the budget; returns their number. An item at
+    its start is taken as a whole if the worker can compute that many tokens, beyond any shorter limit, else it is left
+    out."""
     budget, items = builder.budget, sequence.media
     item = item_around(items, begin + min(num_remaining, at_most, budget.remaining))
     if item is None:

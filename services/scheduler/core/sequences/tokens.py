@@ -18,7 +18,8 @@ class LastBlocks(Protocol):
         """[num_slots] number of known tokens, those of complete blocks included."""
 
     def after(self, slot: int, num_bytes: int) -> bytes:
-        """Returns the known tokens of a slot after the first `num_bytes` bytes, which its sequence keeps."""
+        """Returns the known tokens of a slot without their first `num_bytes` bytes, which its sequence keeps: an i32
+        column of the last block only."""
 
     def copy(self, source: int, target: int) -> None:
         """Copies the row of one slot to another."""

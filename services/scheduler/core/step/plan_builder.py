@@ -65,7 +65,8 @@ class TokenBudget:
         return wanted <= self.remaining + self._withheld
 
     def try_take_whole(self, wanted: int) -> bool:
-        """Takes `wanted` tokens if the worker can compute that many more in this step; returns whether it did."""
+        """Takes `wanted` tokens, beyond limit() if necessary, if the worker can compute that many more in this step;
+        returns whether it did."""
         if not self.has_room(wanted):
             return False
         excess = max(0, wanted - self.remaining)

@@ -182,7 +182,8 @@ class SpooledStream:
         self._heads[name] = {"dtype": head.dtype, "shape": list(head.shape), "data_offsets": [begin, begin + size]}
 
     def _check_kind(self, *, shared: bool) -> None:
-        """Raises InvalidArgument if content comes in two ways: in pieces, in shared memory, or by a broadcast."""
+        """Records how content is sent. Raises InvalidArgument if that changes within an update: pieces, shared memory
+        and a broadcast exclude each other."""
         if self._is_shared not in (None, shared) or self._broadcast is not None:
             text = (
                 "piece: all content of an update must be sent the same way: in pieces, in shared memory or by broadcast"

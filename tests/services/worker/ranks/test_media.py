@@ -84,7 +84,7 @@ def test_stages_and_contexts_open_the_text_part_alone(
     assert read_processor(WorkerSettings(model=str(tmp_path))) is not None
     with caplog.at_level(logging.INFO, "quire"):
         assert read_processor(WorkerSettings(model=str(tmp_path), **{field: 2})) is None
-    assert "text alone is served" in caplog.text
+    assert "media are refused" in caplog.text
 
 
 def test_two_stages_answer_text_as_one(tmp_path: Path) -> None:
