@@ -79,7 +79,7 @@ def test_named_pipe_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_missing_folders_differ_from_folders_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"nowhere' does not exist$"):
+    with pytest.raises(InvalidArgument, match=r"nowhere' does not exist; give the path of"):
         model_identity.read_config(tmp_path / "nowhere")
     with pytest.raises(InvalidArgument, match=r"is not a Hugging Face folder: no config\.json$"):
         model_identity.read_config(tmp_path)
