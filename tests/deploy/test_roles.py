@@ -71,7 +71,7 @@ def test_each_is_scaled_by_what_its_own_workers_report(
         monkeypatch.setattr(socket, "gethostname", lambda found=deployment: f"{found}-6b7f9c4d5-x2x9k")
         reported = settings_of(FOLDER, deployment, tmp_path).name
         for trigger in scaled["triggers"]:
-            matchers = re.findall(r'\{engine(=~|!~)"(.+?)"\}', trigger["metadata"]["query"])
+            matchers = re.findall(r'\{namespace="quire", engine(=~|!~)"(.+?)"\}', trigger["metadata"]["query"])
             assert len(matchers) == trigger["metadata"]["query"].count("vllm:")
             for operator, pattern in matchers:
                 is_counted = bool(re.fullmatch(pattern, reported)) == (operator == "=~")
