@@ -91,8 +91,7 @@ GENERATION_RULES = (
 CHAT_RULES = (
     *GENERATION_RULES,
     needs("top_logprobs", NOT_NULL, "logprobs", IS_TRUE),
-    needs("tool_choice", {"not": {"enum": [None, "none"]}}, "tools", NOT_NULL),
-    needs("tool_choice", {"not": {"enum": [None, "none", "auto"]}}, "tools", NOT_EMPTY),
+    needs("tool_choice", {"not": {"enum": [None, "none", "auto"]}}, "tools", {"type": "array", **NOT_EMPTY}),
 )
 # Restrictions for a batch of conversations.
 BATCH_RULES = {

@@ -25,11 +25,10 @@ SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
 
 def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolOffer:
     """Converts tools and the choice among them. An empty list, which many clients send where they have no tools, is
-    none. Raises InvalidArgument for a choice that needs tools without any, and for one that names unknown tools. Custom
-    tools are shown to the template as functions with one
-    text argument."""
+    none, and "auto" chooses none of them. Raises InvalidArgument for a choice that needs tools without any, and for one
+    that names unknown tools. Custom tools are shown to the template as functions with one text argument."""
     if not tools:
-        if choice not in (None, NONE) and not (tools is not None and choice == AUTO):
+        if choice not in (None, NONE, AUTO):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
         return ToolOffer()
     mode, name = _choice(AUTO if choice is None else choice)

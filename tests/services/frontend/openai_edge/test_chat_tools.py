@@ -189,7 +189,7 @@ async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
             "tools",
             "tools[0]: parameters must be a JSON Schema object, got 'x'",
         ),
-        ({"tools": None, "tool_choice": "auto"}, "tool_choice", "when it is used, tools must be set"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice", "when it is used, tools must be set"),
         ({"tool_choice": "any"}, "tool_choice", "tool_choice must be none, auto, required, a function"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "fly"}}},
