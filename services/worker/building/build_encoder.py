@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.kernels import Ops
 from quire.services.worker.device.device import Device, choose_dtype
-from quire.services.worker.heads.encoder_pooling import EncoderPoolingHead
+from quire.services.worker.heads.encoder_pooling import EncoderPoolingHead, SamplingRefusal
 from quire.services.worker.heads.heads import Heads
 from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.sentence_head import SentenceHead
@@ -125,7 +125,7 @@ def _refuse(settings: WorkerSettings) -> None:
 def _heads(
     settings: WorkerSettings, model: EncoderModel, fitting: WorkerLimits, place: LayerPlacement, marks: TextMarks
 ) -> Heads:
-    """Builds the heads. The sampler is never used: schedulers and the pooling head reject sampling requests."""
+    """Builds the heads. The sampler is never used: schedulers and SamplingRefusal reject sampling requests."""
     sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
     load = settings.load_format != "dummy"
     default = SentenceHead.from_folder(Path(settings.model), PLAIN, place.device, load=load)
@@ -133,7 +133,7 @@ def _heads(
     if default.compares:
         late = LateInteractionScorer.from_settings(settings, default.size(model.config.hidden_size))
     pooling = EncoderPoolingHead(model.config.hidden_size, default, model.classifier, late)
-    return Heads(sampler, [pooling], [marks], late)
+    return Heads(sampler, [pooling], [SamplingRefusal(), marks], late)
 
 
 def _since(started: float) -> float:

@@ -49,6 +49,18 @@ class VectorSpec:
 QUERY, DOCUMENT = "query", "document"  # in order of computation
 
 
+class SamplingRefusal:
+    """Refuses the sequences that are to be sampled, which an encoder cannot do."""
+
+    def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Raises InvalidArgument unless the sequence is pooled."""
+        if admission.pooling is None:
+            raise InvalidArgument("model: it is an encoder and generates no text", field="model")
+
+    def release(self, slot: int) -> None:
+        """Does nothing: slots have no state."""
+
+
 class EncoderPoolingHead:
     """Head that pools the prompts of encoders, each computed in one step, with the parameters by slot."""
 
@@ -72,11 +84,9 @@ class EncoderPoolingHead:
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores the slot's pooling parameters, the positions of tokens with a vector each, and its late-interaction
-        role. Raises InvalidArgument for a sequence that is sampled, and for parameters that the model does not
-        support."""
+        role. Raises InvalidArgument for parameters that the model does not support."""
         params = admission.pooling
-        if params is None:
-            raise InvalidArgument("model: it is an encoder and generates no text", field="model")
+        assert params is not None, "sequences that set no parameter of a head are not admitted to it"
         if params.pooler not in pooling_pb2.Pooler.values():
             raise InvalidArgument(f"pooling.pooler: {params.pooler} is not a pooler", field="pooling.pooler")
         if params.classify and self._classifier is None:

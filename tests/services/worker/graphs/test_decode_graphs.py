@@ -12,7 +12,6 @@ import torch
 
 from quire.services.worker.attention import reference
 from quire.services.worker.attention.port import AttentionMetadata
-from quire.services.worker.graphs import shared_prefixes
 from quire.services.worker.graphs.cuda_graph import EagerRecorder
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from quire.services.worker.graphs.recorded_steps import RecordedModel
@@ -90,7 +89,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
         model,
         runner.slot_memory,
         [1, 2, 5, limits.max_num_seqs],
-        watch=RowWatch(table.block_table, limits.block_size, model.rows_per_prefix_tile),
+        watch=RowWatch(table.block_table, limits.block_size, model.rows_per_prefix_tile, least_saved=16),
         recorder=EagerRecorder(),
         staging=Copying(),
     )
@@ -192,8 +191,7 @@ def test_a_prompt_that_is_cached_whole_decodes_in_a_graph(checkpoint: Make, fami
 
 
 @torch.inference_mode()
-def test_shared_prefixes_are_passed_to_attention(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 16)
+def test_shared_prefixes_are_passed_to_attention(checkpoint: Make) -> None:
     made = checkpoint("llama")
     rig, attention = graph_rig(made, shared=True)
     calm = plain_rig(made)
