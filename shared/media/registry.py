@@ -96,14 +96,17 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
 
 def read_video_processor(folder: Path) -> VideoProcessor | None:
     """Returns the processor of a model's videos; None if the model takes no pictures, if its family is not in
-    VIDEO_PROCESSORS, or if its tokenizer has no token for them. Raises InvalidArgument if its files do not fit
-    together."""
+    VIDEO_PROCESSORS, or if its tokenizer or its vocabulary has no token for them. Raises InvalidArgument if its files
+    do not fit together."""
     pictures = read_media_processor(folder)
     if pictures is None:
         return None
     config = json.loads((folder / "config.json").read_text())
     make = VIDEO_PROCESSORS.get(config["model_type"])
     videos = None if make is None else make(folder, config)
+    num_tokens = (config.get("text_config") or config).get("vocab_size")
+    if videos is not None and isinstance(num_tokens, int) and videos.placeholder >= num_tokens:
+        return None
     if videos is not None and videos.normalization != pictures.normalization:
         raise InvalidArgument(
             f"model: videos are normalized with {videos.normalization} and pictures with {pictures.normalization}; the "

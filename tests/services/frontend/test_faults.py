@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import os
@@ -42,6 +43,7 @@ pytestmark = [
 
 TRIES, MORE_TRIES = 10, 30
 PATIENCE_S = 60.0
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Functions that the others rely on: they release resources, and report the end to the reader.
 GIVES_BACK = frozenset(
@@ -49,7 +51,7 @@ GIVES_BACK = frozenset(
         "Lease.release",
         "Lease.__exit__",
         "CallAdmission.add",
-        "Limit.add",
+        "TenantLimit.add",
         "Call.__exit__",
         "Generation.__exit__",
         "Generation._close",
@@ -57,10 +59,10 @@ GIVES_BACK = frozenset(
         "Generation._fail",
         "SchedulerClient.cancel",
         "SchedulerClient._fail",
-        "Session.withdraw",
-        "Session._waits_no_more",
-        "Session._cancel",
-        "PendingQueue.leave",
+        "Session.cancel",
+        "Session._forget_backlog",
+        "Session._send_cancellation",
+        "PendingQueue.remove",
         "PendingQueue._end",
         "Mailbox.fail",
         "Mailbox.wake",
@@ -72,9 +74,8 @@ GIVES_BACK = frozenset(
         "WakeupPacer._begin",
         "WakeupPacer._end",
         "WakeupPacer._schedule_round",
-        "Delivery.lose",
-        "SmallestFirstLimiter.turn",
-        "SmallestFirstLimiter._pass_on",
+        "SmallestFirstLimiter.slot",
+        "SmallestFirstLimiter._release",
     }
 )
 # Not part of a request's handling: the session itself, the process, and connections, which hold nothing of a request.
@@ -254,6 +255,15 @@ async def until_nothing_is_leaked(script: ScriptedScheduler, frontend: Running, 
         await eventually(lambda: not leaked(frontend) and (not script.num_running) and frontend.num_usable_sessions)
     except TimeoutError:
         raise AssertionError(f"{leaked(frontend)}, {script.num_running} run, after a fault at {where}") from None
+
+
+def test_functions_that_others_rely_on_exist() -> None:
+    """A renamed function would be disturbed, and a resource that it gives back would be lost."""
+    folder = Path(quire.services.frontend.__file__).parent
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names = {f"{each.name}.{part.name}" for each in classes for part in each.body if isinstance(part, FUNCTIONS)}
+    assert names >= GIVES_BACK
 
 
 @pytest.mark.parametrize("tries", [TRIES, pytest.param(MORE_TRIES, marks=pytest.mark.slow)])
