@@ -18,21 +18,16 @@ def as_json(transcript: Transcript) -> dict[str, Any]:
     return {"text": transcript.text, "usage": {"type": "duration", "seconds": math.ceil(transcript.seconds)}}
 
 
-def as_verbose_json(transcript: Transcript, *, with_words: bool = False, with_segments: bool = True) -> dict[str, Any]:
-    """Returns OpenAI's object of response_format verbose_json, with what timestamp_granularities asks for."""
-    answer: dict[str, Any] = {
+def as_verbose_json(transcript: Transcript) -> dict[str, Any]:
+    """Returns OpenAI's object of response_format verbose_json."""
+    return {
         "task": transcript.task,
         "language": transcript.language,
         "duration": transcript.seconds,
         "text": transcript.text,
         "usage": {"type": "duration", "seconds": math.ceil(transcript.seconds)},
+        "segments": [_segment(number, segment) for number, segment in enumerate(transcript.segments)],
     }
-    if with_segments:
-        answer["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
-    if with_words:
-        words = [word for segment in transcript.segments for word in segment.words]
-        answer["words"] = [{"word": word.text, "start": word.start, "end": word.end} for word in words]
-    return answer
 
 
 def _segment(number: int, segment: Segment) -> dict[str, Any]:

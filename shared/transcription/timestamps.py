@@ -96,10 +96,3 @@ def segments_of(
     if text_tokens:
         close(piece_s)
     return found
-
-
-def unread_from(segments: Sequence[Segment], piece_s: float, least_s: float = 1.0) -> float | None:
-    """Returns the time in a piece from which on a model that ended early has transcribed nothing, in seconds; None if
-    less than `least_s` is left. `segments`: of the piece, with times from its start."""
-    last = max((segment.end for segment in segments), default=0.0)
-    return last if piece_s - last > least_s else None

@@ -1,18 +1,9 @@
-"""Values of a transcript: its segments, their words, and the whole text."""
+"""Values of a transcript: its segments and the whole text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """Word with its times, in seconds from the start of the file."""
-
-    text: str
-    start: float
-    end: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +17,6 @@ class Segment:
     temperature: float = 0.0
     avg_logprob: float = 0.0
     no_speech_prob: float | None = None
-    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

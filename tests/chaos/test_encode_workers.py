@@ -57,7 +57,7 @@ def num_done(cluster: Cluster) -> float:
     return number(cluster, f'{JOBS}_total{{outcome="done"}}')
 
 
-def check_texts(cluster: Cluster, told: StreamedTexts, expected: list[str]) -> None:
+def assert_texts(cluster: Cluster, told: StreamedTexts, expected: list[str]) -> None:
     """Checks the texts, and that no job and no rows are left."""
     assert not told.errors
     assert told.texts == expected
@@ -82,7 +82,7 @@ async def test_texts_are_those_of_a_cluster_without_encode_workers(alone: list[s
         told = StreamedTexts()
         await ask(cluster, told)
         assert num_done(cluster) > 0
-        check_texts(cluster, told, alone)
+        assert_texts(cluster, told, alone)
 
 
 WHEN: dict[str, Callable[[StreamedTexts], bool]] = {
@@ -99,7 +99,7 @@ WHEN: dict[str, Callable[[StreamedTexts], bool]] = {
 async def test_texts_do_not_change(victim: str, how: signal.Signals, when: str, alone: list[str]) -> None:
     with running_cluster(encode_workers=1, worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         told = await disturbed(cluster, lambda: os.kill(pid(cluster, victim), how), WHEN[when])
-        await asyncio.to_thread(check_texts, cluster, told, alone)
+        await asyncio.to_thread(assert_texts, cluster, told, alone)
 
 
 async def test_an_encode_worker_is_killed_while_it_encodes(alone: list[str]) -> None:
@@ -109,7 +109,7 @@ async def test_an_encode_worker_is_killed_while_it_encodes(alone: list[str]) -> 
             await eventually(lambda: pending(cluster, "encoding") > 0)
             os.kill(pid(cluster, ENCODER), signal.SIGKILL)
         assert number(cluster, f'{JOBS}_total{{outcome="worker_lost"}}') > 0
-        await asyncio.to_thread(check_texts, cluster, told, alone)
+        await asyncio.to_thread(assert_texts, cluster, told, alone)
 
 
 async def test_an_encode_worker_is_killed_while_it_fetches_pixels(alone: list[str]) -> None:
@@ -123,7 +123,8 @@ async def test_an_encode_worker_is_killed_while_it_fetches_pixels(alone: list[st
             await keep_fault(0.2)
             os.kill(pid(cluster, ENCODER), signal.SIGKILL)
             os.kill(frontend, signal.SIGCONT)
-        await asyncio.to_thread(check_texts, cluster, told, alone)
+        assert number(cluster, f'{JOBS}_total{{outcome="worker_lost"}}') > 0
+        await asyncio.to_thread(assert_texts, cluster, told, alone)
 
 
 async def test_an_encode_worker_is_killed_while_its_rows_are_fetched(alone: list[str]) -> None:
@@ -136,7 +137,7 @@ async def test_an_encode_worker_is_killed_while_its_rows_are_fetched(alone: list
             await eventually(lambda: not number(cluster, "quire_scheduler_encode_workers"))
             os.kill(language, signal.SIGCONT)
         assert number(cluster, f'{JOBS}_total{{outcome="fetch_failed"}}') > 0
-        await asyncio.to_thread(check_texts, cluster, told, alone)
+        await asyncio.to_thread(assert_texts, cluster, told, alone)
 
 
 async def test_an_encode_worker_that_stops_costs_a_pause(alone: list[str]) -> None:
@@ -144,7 +145,7 @@ async def test_an_encode_worker_that_stops_costs_a_pause(alone: list[str]) -> No
         async with asked(cluster) as told:
             await pause_processes(5 * SCHEDULER["heartbeat_interval_ms"] / 1000 + 2, pid(cluster, ENCODER))
         await eventually(lambda: number(cluster, "quire_scheduler_encode_workers") == 1)
-        await asyncio.to_thread(check_texts, cluster, told, alone)
+        await asyncio.to_thread(assert_texts, cluster, told, alone)
 
 
 async def test_two_encode_workers_replace_each_other(alone: list[str]) -> None:
@@ -154,4 +155,4 @@ async def test_two_encode_workers_replace_each_other(alone: list[str]) -> None:
             await eventually(lambda: pending(cluster, "encoding") > 0)
             os.kill(pid(cluster, ENCODER), signal.SIGKILL)
         assert num_done(cluster) > 0
-        await asyncio.to_thread(check_texts, cluster, told, alone)
+        await asyncio.to_thread(assert_texts, cluster, told, alone)

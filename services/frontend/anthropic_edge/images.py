@@ -22,8 +22,8 @@ def read_image(block: Mapping[str, Any], place: str) -> dict[str, Any]:
             f"{origin.place} of type {IMAGE!r} are not supported without a source of type base64 with its data, or of "
             "type url with its url"
         )
-        return conversation.picture(MediaPart(fault=fault, origin=origin))
-    return conversation.picture(MediaPart(url, origin=origin))
+        return conversation.content_part(MediaPart(fault=fault, origin=origin))
+    return conversation.content_part(MediaPart(url, origin=origin))
 
 
 def _url(block: Mapping[str, Any]) -> str | None:

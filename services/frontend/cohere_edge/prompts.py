@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.cohere_edge.bodies import CohereEmbedBody
-from quire.services.frontend.openai_edge.body.pictures import read_picture
+from quire.services.frontend.openai_edge.body.media_parts import read_media_part
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Prompt, TextPrompt
@@ -19,7 +19,7 @@ INPUTS = PartOrigin("inputs: parts", field="inputs")
 def embed_prompts(body: CohereEmbedBody) -> list[Prompt]:
     """Returns one prompt for each text, picture or input; a picture is a user's message without words."""
     if body.images:
-        return [_chat([conversation.picture(MediaPart(url, origin=IMAGES))]) for url in body.images]
+        return [_chat([conversation.content_part(MediaPart(url, origin=IMAGES))]) for url in body.images]
     if body.inputs:
         return [_mixed_prompt(one.content) for one in body.inputs]
     return [TextPrompt(text) for text in body.texts or ()]
@@ -27,7 +27,7 @@ def embed_prompts(body: CohereEmbedBody) -> list[Prompt]:
 
 def _mixed_prompt(content: Sequence[Mapping[str, Any]]) -> Prompt:
     """Returns the prompt of an input: its texts alone as a text, otherwise a user's message."""
-    parts = [read_picture(part, INPUTS) or _text(part) for part in content]
+    parts = [read_media_part(part, INPUTS) or _text(part) for part in content]
     if all(part["type"] == "text" for part in parts):
         return TextPrompt("\n".join(part["text"] for part in parts))
     return _chat(parts)

@@ -69,7 +69,7 @@ def _part(part: pb.ContentPart) -> Mapping[str, Any]:
             return {"type": "text", "text": part.text}
         case "image" | "video" | "audio" as modality:
             given: pb.MediaPart = getattr(part, modality)
-            return conversation.picture(media_part(given, PartOrigin(kind=modality), modality))
+            return conversation.content_part(media_part(given, PartOrigin(kind=modality), modality))
     raise InvalidArgument("messages: a part of a message must be set", field="messages")
 
 

@@ -10,10 +10,11 @@ import grpc.aio
 
 from quire.services.frontend.media.store import MediaStore
 from quire.services.frontend.media.tiles import MediaTiles
-from quire.shared.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, NotFound, QuireError, transport
+from quire.shared.errors import FailedPrecondition, InvalidArgument, NotFound, QuireError, transport
 from quire.shared.pb.frontend.v1 import media_pb2 as pb
 from quire.shared.pb.frontend.v1 import media_pb2_grpc
 from quire.shared.rpc.parts import MAX_PART_BYTES
+from quire.shared.rpc.timed_messages import read_message, write_message
 from quire.shared.rpc.trust import HandshakeAcceptor
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["MediaService"].full_name
@@ -21,7 +22,7 @@ PART_BYTES = min(1 << 20, MAX_PART_BYTES)
 IDENTIFIER_BYTES = 32
 MAX_SERVED = 16  # callers that get pixels at the same time; further ones wait
 REQUEST_TIMEOUT_S = 5.0  # from the start of a call to its request
-TAKEN_TIMEOUT_S = 30.0  # for a caller to read one part
+WRITE_TIMEOUT_S = 30.0  # for a caller to read one part
 
 Context = grpc.aio.ServicerContext[pb.FetchMediaRequest, pb.FetchMediaResponse]
 
@@ -38,7 +39,7 @@ class MediaService(media_pb2_grpc.MediaServiceServicer):
         QuireError ends the call with its gRPC code."""
         try:
             await self._acceptor.authenticate(context, pb.FetchMediaResponse, SERVICE_NAME)
-            identifier = self._identifier(await _request(context))
+            identifier = self._identifier(await read_message(context, REQUEST_TIMEOUT_S, "no request was received"))
             async with self._semaphore:
                 tiles = self._store.find(identifier)
                 if tiles is None:
@@ -62,15 +63,6 @@ class MediaService(media_pb2_grpc.MediaServiceServicer):
         return identifier
 
 
-async def _request(context: Context) -> Any:
-    """Returns the caller's next message; raises DeadlineExceeded if there is none in time."""
-    try:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            return await context.read()
-    except TimeoutError:
-        raise DeadlineExceeded(f"no request was received within {REQUEST_TIMEOUT_S:g} s") from None
-
-
 async def _send(context: Context, tiles: MediaTiles) -> None:
     """Sends the head and the parts. Raises DeadlineExceeded if the caller does not read one in time."""
     checksum = await asyncio.to_thread(zlib.crc32, tiles.pixels)
@@ -84,10 +76,5 @@ async def _send(context: Context, tiles: MediaTiles) -> None:
 
 
 async def _write(context: Context, message: pb.FetchMediaResponse) -> None:
-    """Sends a message. Raises DeadlineExceeded if the caller does not read it in time, because it occupies one of
-    MAX_SERVED places."""
-    try:
-        async with asyncio.timeout(TAKEN_TIMEOUT_S):
-            await context.write(message)
-    except TimeoutError:
-        raise DeadlineExceeded(f"the caller did not read a part within {TAKEN_TIMEOUT_S:g} s") from None
+    """Sends a message, within a time, because the caller occupies one of MAX_SERVED slots."""
+    await write_message(context, message, WRITE_TIMEOUT_S, "the caller did not read a part")

@@ -153,7 +153,7 @@ def _content(text: str, images: Sequence[Any] | None, field: str) -> str | list[
     """Returns a text, or pictures before it. Raises InvalidArgument."""
     if not images:
         return text
-    pictures: list[Mapping[str, Any]] = [conversation.picture(_picture(image, field)) for image in images]
+    pictures: list[Mapping[str, Any]] = [conversation.content_part(_picture(image, field)) for image in images]
     return [*pictures, {"type": "text", "text": text}] if text else pictures
 
 

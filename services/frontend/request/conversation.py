@@ -16,7 +16,7 @@ MEDIA_PARTS = MODALITIES  # types of the parts of contents that stand for media,
 NO_JSON = "INVALID_JSON"  # Anthropic's documented key for tool arguments that are not valid JSON
 
 # Substring of a part's type -> what such parts hold, for the error text.
-MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files", "document": "documents"}
+MEDIA = {"image": "pictures", "audio": "sound", "video": "videos", "file": "files", "document": "documents"}
 
 
 def unsupported_part(place: str, kind: Any, field: str, taken: Sequence[str] = (IMAGE,)) -> Unimplemented:
@@ -36,13 +36,13 @@ def not_taken(origin: PartOrigin, taken: Sequence[str] = ()) -> Unimplemented:
     return unsupported_part(*origin, taken)
 
 
-def picture(part: MediaPart) -> dict[str, Any]:
+def content_part(part: MediaPart) -> dict[str, Any]:
     """Returns a content part with a picture, video or clip of sound; chat_prompt() takes the item out of it."""
     return {"type": part.modality, "part": part}
 
 
 def chat_prompt(messages: Iterable[Mapping[str, Any]], **options: Any) -> ChatPrompt:
-    """Returns the prompt of a conversation whose contents may hold picture() parts. `options`: further fields of
+    """Returns the prompt of a conversation whose contents may hold content_part() parts. `options`: further fields of
     ChatPrompt."""
     media: list[MediaPart] = []
     numbered = [_with_numbers(message, media) for message in messages]
@@ -56,10 +56,10 @@ def _with_numbers(message: Mapping[str, Any], media: list[MediaPart]) -> Mapping
         return message
     parts = []
     for part in content:
-        picture_part = part.get("part")
-        if isinstance(picture_part, MediaPart):
-            media.append(picture_part)
-            parts.append({"type": picture_part.modality, "number": len(media) - 1})
+        item = part.get("part")
+        if isinstance(item, MediaPart):
+            media.append(item)
+            parts.append({"type": item.modality, "number": len(media) - 1})
         else:
             parts.append(part)
     return {**message, "content": parts}

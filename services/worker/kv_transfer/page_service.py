@@ -17,7 +17,6 @@ from quire.services.worker.kv_transfer.peer_pages import PeerPages, SharedPages
 from quire.shared import columns
 from quire.shared.columns import U32, ColumnError
 from quire.shared.errors import (
-    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     QuireError,
@@ -31,6 +30,7 @@ from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.process.supervision import Tasks
 from quire.shared.rpc.parts import MAX_PART_BYTES
+from quire.shared.rpc.timed_messages import read_message, write_message
 from quire.shared.rpc.trust import HandshakeAcceptor
 
 log = logger("worker.kv_transfer")
@@ -99,7 +99,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         caller on the same host that can open them. A QuireError aborts the call with its gRPC code."""
         try:
             await self._door.authenticate(context, pb.FetchResponse, SERVICE_NAME)
-            message = await _read_message(context, self.bounds.request_timeout_s, "no request was received")
+            message = await read_message(context, self.bounds.request_timeout_s, "no request was received")
             reader = self._reader
             if reader is None:
                 raise Unavailable("this worker does not serve pages")
@@ -143,7 +143,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         async with self._semaphore:
             await reader.wait_for_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
-            message = await _read_message(
+            message = await read_message(
                 context, self.bounds.taken_timeout_s, "no confirmation that the shared pages were taken"
             )
             if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
@@ -166,26 +166,11 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             ended = end // page_bytes
             part = pb.PagePart(data=data[start:end].tobytes(), checksums=page_checksums[num_sent:ended].tobytes())
             num_sent = ended
-            await _write(context, pb.FetchResponse(part=part), self.bounds.taken_timeout_s)
+            # a caller that does not read would block others
+            await write_message(
+                context, pb.FetchResponse(part=part), self.bounds.taken_timeout_s, "pages were not taken"
+            )
         self._metrics.kv_sent.inc(len(data))
-
-
-async def _read_message(context: Context, within_s: float, otherwise: str) -> Any:
-    """Returns the caller's next message; raises DeadlineExceeded with the text `otherwise`."""
-    try:
-        async with asyncio.timeout(within_s):
-            return await context.read()
-    except TimeoutError:
-        raise DeadlineExceeded(f"{otherwise} within {within_s:g} s") from None
-
-
-async def _write(context: Context, message: pb.FetchResponse, within_s: float) -> None:
-    """Sends a message; raises DeadlineExceeded if the caller does not read it, as it would block other callers."""
-    try:
-        async with asyncio.timeout(within_s):
-            await context.write(message)
-    except TimeoutError:
-        raise DeadlineExceeded(f"pages were not taken within {within_s:g} s") from None
 
 
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:

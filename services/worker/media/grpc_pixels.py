@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 
+from quire.services.worker.media.download import Download, DownloadBounds
 from quire.services.worker.step.fetched_item import Pixels
 from quire.shared.errors import InvalidArgument, NotFound, QuireError, Unauthenticated, Unavailable
 from quire.shared.media.processor import TileLayout
@@ -29,17 +26,8 @@ SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "x
 Call = grpc.aio.StreamStreamCall[pb.FetchMediaRequest, pb.FetchMediaResponse]
 
 
-@dataclass(frozen=True, slots=True)
-class PixelBounds:
-    """Limits of one fetch."""
-
-    max_bytes: int = 256 << 20  # a video of 32 frames of 1280 x 720 pixels has 88 MB
-    first_part_timeout_s: float = 10.0
-    next_part_timeout_s: float = 5.0
-    min_bytes_per_s: int = 4 << 20  # of a whole fetch: bounds the time of a service that sends little at a time
-
-
-BOUNDS = PixelBounds()
+# a video of 32 frames of 1280 x 720 pixels has 88 MB
+BOUNDS = DownloadBounds(max_bytes=256 << 20, first_part_timeout_s=10.0)
 
 
 class _Unreachable(Unavailable):
@@ -49,7 +37,7 @@ class _Unreachable(Unavailable):
 class GrpcPixels:
     """PixelSource over gRPC, mutually authenticated if there is a cluster secret."""
 
-    def __init__(self, dialler: Dialler, bounds: PixelBounds = BOUNDS) -> None:
+    def __init__(self, dialler: Dialler, bounds: DownloadBounds = BOUNDS) -> None:
         self._dialler, self._bounds = dialler, bounds
         self._connections = ConnectionCache(dialler)
 
@@ -70,11 +58,14 @@ class GrpcPixels:
         """Fetches pixels in one call. Raises _Unreachable if the connection fails; other errors as fetch()."""
         async with self._connections.connected(address) as connection:
             call: Call = media_pb2_grpc.MediaServiceStub(connection.channel).FetchMedia()
+            download = Download(call, self._bounds, f"the frontend at {address}", "pixels")
             try:
                 async with asyncio.timeout(self._bounds.first_part_timeout_s):
                     await self._request(call, identifier, address)
-                    head = await _head(call, address)
-                return await self._receive(call, head, address)
+                    head: pb.PixelsHead = await download.head()
+                layout = self._checked(head, address)
+                pixels = await download.receive(layout.num_bytes, head.checksum)
+                return pixels.view(layout.dtype).reshape(layout.shape)
             except TimeoutError:
                 self._connections.evict(address, connection)
                 raise Unavailable(f"the frontend at {address} did not send the pixels in time") from None
@@ -97,49 +88,14 @@ class GrpcPixels:
         await call.write(pb.FetchMediaRequest(media=pb.MediaRequest(identifier=identifier)))
         await call.done_writing()
 
-    async def _receive(self, call: Call, head: pb.PixelsHead, address: str) -> Pixels:
-        """Returns the pixels that `head` describes. Raises Unavailable for other sizes than it states, too many bytes,
-        and a wrong checksum; TimeoutError if a part or the whole is late."""
-        bounds, layout = self._bounds, _layout(head, address)
-        size = layout.num_bytes
-        if not 0 < size <= bounds.max_bytes:
-            text = f"{head.num_tiles} x {head.height} x {head.width} pixels, {size} bytes of at most {bounds.max_bytes}"
+    def _checked(self, head: pb.PixelsHead, address: str) -> TileLayout:
+        """Returns the layout that `head` announces. Raises Unavailable for an unknown element, and for no or too many
+        bytes."""
+        layout, most = _layout(head, address), self._bounds.max_bytes
+        if not 0 < layout.num_bytes <= most:
+            text = f"{head.num_tiles} x {head.height} x {head.width} pixels, {layout.num_bytes} bytes of at most {most}"
             raise Unavailable(f"the frontend at {address} announced {text}")
-        pixels, received = np.empty(size, dtype=np.uint8), 0
-        async with asyncio.timeout(bounds.first_part_timeout_s + size / bounds.min_bytes_per_s):
-            while (part := await self._part(call, address)) is not None:
-                if not part or received + len(part) > size:
-                    raise Unavailable(f"the frontend at {address} sent {received + len(part)} of {size} bytes")
-                pixels[received : received + len(part)] = np.frombuffer(part, dtype=np.uint8)
-                received += len(part)
-        if received != size:
-            raise Unavailable(f"the frontend at {address} sent {received} of {size} bytes")
-        if await asyncio.to_thread(zlib.crc32, pixels.data) != head.checksum:
-            raise Unavailable(f"the pixels of the frontend at {address} do not match their checksum")
-        return pixels.view(layout.dtype).reshape(layout.shape)
-
-    async def _part(self, call: Call, address: str) -> bytes | None:
-        """Returns the next bytes; None at the end. Raises Unavailable for other messages, TimeoutError if it is
-        late."""
-        async with asyncio.timeout(self._bounds.next_part_timeout_s):
-            message: Any = await call.read()
-        if message is grpc.aio.EOF:
-            return None
-        if message.WhichOneof("message") != "part":
-            text = f"sent {message.WhichOneof('message')} instead of bytes of pixels"
-            raise Unavailable(f"the frontend at {address} {text}")
-        part: bytes = message.part
-        return part
-
-
-async def _head(call: Call, address: str) -> pb.PixelsHead:
-    """Returns the first message of an answer. Raises Unavailable for any other."""
-    message: Any = await call.read()
-    kind = "nothing" if message is grpc.aio.EOF else message.WhichOneof("message")
-    if kind != "head":
-        raise Unavailable(f"the frontend at {address} sent {kind} instead of the size of the pixels")
-    head: pb.PixelsHead = message.head
-    return head
+        return layout
 
 
 def _layout(head: pb.PixelsHead, address: str) -> TileLayout:

@@ -4,14 +4,11 @@ checked; the caller checks what the rows are for."""
 from __future__ import annotations
 
 import asyncio
-import zlib
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import grpc.aio
-import numpy as np
 
+from quire.services.worker.media.download import Download, DownloadBounds
 from quire.services.worker.step.fetched_item import Rows
 from quire.shared.errors import Unavailable
 from quire.shared.pb.worker.v1 import media_rows_pb2 as pb
@@ -25,23 +22,14 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["MediaRowsService"].full_name
 Call = grpc.aio.StreamStreamCall[pb.FetchRowsRequest, pb.FetchRowsResponse]
 
 
-@dataclass(frozen=True, slots=True)
-class RowBounds:
-    """Limits of one fetch."""
-
-    max_bytes: int = 1 << 30  # 16,384 rows of 8,192 numbers with three layers of deepstack
-    first_part_timeout_s: float = 5.0  # the rows are kept: nothing is computed first
-    next_part_timeout_s: float = 5.0
-    min_bytes_per_s: int = 4 << 20  # of a whole fetch: bounds the time of a worker that sends little at a time
-
-
-BOUNDS = RowBounds()
+# 16,384 rows of 8,192 numbers with three layers of deepstack; the rows are kept, so that nothing is computed first
+BOUNDS = DownloadBounds(max_bytes=1 << 30, first_part_timeout_s=5.0)
 
 
 class GrpcRows:
     """RowSource over gRPC, mutually authenticated if there is a cluster secret."""
 
-    def __init__(self, dialler: Dialler, layout: bytes, bounds: RowBounds = BOUNDS) -> None:
+    def __init__(self, dialler: Dialler, layout: bytes, bounds: DownloadBounds = BOUNDS) -> None:
         """`layout`: digest of what rows depend on (Encoder.layout); workers with another one refuse."""
         self._dialler, self._layout, self._bounds = dialler, layout, bounds
         self._connections = ConnectionCache(dialler)
@@ -53,11 +41,14 @@ class GrpcRows:
         request = pb.RowsRequest(epoch=source.epoch, layout=self._layout, identifier=identifier)
         async with self._connections.connected(source.address) as connection:
             call: Call = media_rows_pb2_grpc.MediaRowsServiceStub(connection.channel).FetchRows()
+            download = Download(call, self._bounds, worker, "rows")
             try:
                 async with asyncio.timeout(self._bounds.first_part_timeout_s):
                     await self._request(call, request, source.address)
-                    head = await _head(call, worker)
-                return await self._receive(call, head, num_rows, worker)
+                    head: pb.RowsHead = await download.head()
+                self._check(head, num_rows, worker)
+                data = await download.receive(head.num_rows * head.row_bytes, head.checksum)
+                return data.reshape(num_rows, head.row_bytes)
             except TimeoutError:
                 self._connections.evict(source.address, connection)
                 raise Unavailable(f"{worker} did not send the rows in time") from None
@@ -83,44 +74,9 @@ class GrpcRows:
         await call.write(pb.FetchRowsRequest(rows=request))
         await call.done_writing()
 
-    async def _receive(self, call: Call, head: pb.RowsHead, num_rows: int, worker: str) -> Rows:
-        """Returns the rows that `head` describes. Raises Unavailable for other sizes than it states, too many bytes,
-        and a wrong checksum; TimeoutError if a part or the whole is late."""
+    def _check(self, head: pb.RowsHead, num_rows: int, worker: str) -> None:
+        """Raises Unavailable for another number of rows than `num_rows`, and for no or too many bytes."""
         size, most = head.num_rows * head.row_bytes, self._bounds.max_bytes
         if head.num_rows != num_rows or not 0 < size <= most:
             text = f"{head.num_rows} rows of {head.row_bytes} bytes, not {num_rows} rows of at most {most} bytes"
             raise Unavailable(f"{worker} announced {text}")
-        data, received = np.empty(size, dtype=np.uint8), 0
-        async with asyncio.timeout(self._bounds.first_part_timeout_s + size / self._bounds.min_bytes_per_s):
-            while (part := await self._part(call, worker)) is not None:
-                if not part or received + len(part) > size:
-                    raise Unavailable(f"{worker} sent {received + len(part)} of {size} bytes")
-                data[received : received + len(part)] = np.frombuffer(part, dtype=np.uint8)
-                received += len(part)
-        if received != size:
-            raise Unavailable(f"{worker} sent {received} of {size} bytes")
-        if await asyncio.to_thread(zlib.crc32, data.data) != head.checksum:
-            raise Unavailable(f"the rows of {worker} do not match their checksum")
-        return data.reshape(num_rows, head.row_bytes)
-
-    async def _part(self, call: Call, worker: str) -> bytes | None:
-        """Returns the next bytes; None at the end. Raises Unavailable for other messages, TimeoutError if it is
-        late."""
-        async with asyncio.timeout(self._bounds.next_part_timeout_s):
-            message: Any = await call.read()
-        if message is grpc.aio.EOF:
-            return None
-        if message.WhichOneof("message") != "part":
-            raise Unavailable(f"{worker} sent {message.WhichOneof('message')} instead of bytes of rows")
-        part: bytes = message.part
-        return part
-
-
-async def _head(call: Call, worker: str) -> pb.RowsHead:
-    """Returns the first message of an answer. Raises Unavailable for any other."""
-    message: Any = await call.read()
-    kind = "nothing" if message is grpc.aio.EOF else message.WhichOneof("message")
-    if kind != "head":
-        raise Unavailable(f"{worker} sent {kind} instead of the size of the rows")
-    head: pb.RowsHead = message.head
-    return head

@@ -35,7 +35,7 @@ class NoRows:
     """Null object of workers that exchange no rows."""
 
     async def fetch(self, identifier: bytes, num_rows: int, source: worker_pb2.RowsSource) -> Rows:
-        """Raises FailedPrecondition."""
+        """Refuses the fetch: raises FailedPrecondition, as rows could not be compared with this worker's own."""
         raise FailedPrecondition("this worker has announced no layout of rows")
 
     async def close(self) -> None:

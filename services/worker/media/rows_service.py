@@ -10,10 +10,11 @@ import grpc.aio
 
 from quire.services.worker.media.grpc_rows import SERVICE_NAME
 from quire.services.worker.step.fetched_item import Rows
-from quire.shared.errors import DeadlineExceeded, FailedPrecondition, QuireError, Unavailable, transport
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, transport
 from quire.shared.pb.worker.v1 import media_rows_pb2 as pb
 from quire.shared.pb.worker.v1 import media_rows_pb2_grpc
 from quire.shared.rpc.parts import MAX_PART_BYTES
+from quire.shared.rpc.timed_messages import read_message, write_message
 from quire.shared.rpc.trust import HandshakeAcceptor
 
 MAX_SERVED = 4  # callers at a time; further ones are queued
@@ -53,7 +54,7 @@ class RowsService(media_rows_pb2_grpc.MediaRowsServiceServicer):
         the call with its gRPC code."""
         try:
             await self._door.authenticate(context, pb.FetchRowsResponse, SERVICE_NAME)
-            request = self._checked(await _request(context))
+            request = self._checked(await read_message(context, REQUEST_TIMEOUT_S, "no request was received"))
             async with self._semaphore:
                 if self._reader is None:
                     raise Unavailable("this worker does not serve rows")
@@ -74,15 +75,6 @@ class RowsService(media_rows_pb2_grpc.MediaRowsServiceServicer):
         return request
 
 
-async def _request(context: Context) -> Any:
-    """Returns the caller's next message; raises DeadlineExceeded if there is none in time."""
-    try:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            return await context.read()
-    except TimeoutError:
-        raise DeadlineExceeded(f"no request was received within {REQUEST_TIMEOUT_S:g} s") from None
-
-
 async def _send(context: Context, rows: Rows) -> None:
     """Sends the head and the parts. Raises DeadlineExceeded if the caller does not read one in time."""
     data = rows.reshape(-1)
@@ -94,10 +86,5 @@ async def _send(context: Context, rows: Rows) -> None:
 
 
 async def _write(context: Context, message: pb.FetchRowsResponse) -> None:
-    """Sends a message. Raises DeadlineExceeded if the caller does not read it in time, because it occupies one of
-    MAX_SERVED slots."""
-    try:
-        async with asyncio.timeout(WRITE_TIMEOUT_S):
-            await context.write(message)
-    except TimeoutError:
-        raise DeadlineExceeded(f"the caller did not read the rows within {WRITE_TIMEOUT_S:g} s") from None
+    """Sends a message, within a time, because the caller occupies one of MAX_SERVED slots."""
+    await write_message(context, message, WRITE_TIMEOUT_S, "the caller did not read the rows")

@@ -21,7 +21,7 @@ class NoSlotState:
     num_query_vectors = 0
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Raises PlanViolation."""
+        """Refuses the plan: raises PlanViolation, as an encode worker executes no steps."""
         _refuse()
 
     def release(self, slot: int) -> None:
@@ -42,19 +42,19 @@ class NoSteps:
     adapters: StepAdapters = NO_ADAPTERS
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Raises PlanViolation."""
+        """Refuses the plan: raises PlanViolation, as an encode worker executes no steps."""
         _refuse()
 
     def move_beams(self, moves: BeamMoves) -> None:
-        """Raises PlanViolation."""
+        """Refuses the plan: raises PlanViolation, as an encode worker executes no steps."""
         _refuse()
 
     def move_tokens(self, sources: I32, targets: I32) -> None:
-        """Raises PlanViolation."""
+        """Refuses the plan: raises PlanViolation, as an encode worker executes no steps."""
         _refuse()
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> NoReturn:
-        """Raises PlanViolation."""
+        """Refuses the plan: raises PlanViolation, as an encode worker executes no steps."""
         _refuse()
 
     def launch_pending_heads(self, slots: Rows | None = None) -> None:

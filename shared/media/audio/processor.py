@@ -59,7 +59,7 @@ class AttendedProcessor(Protocol):
 
     @property
     def is_attended(self) -> bool:
-        """Returns True."""
+        """Returns True; the attribute alone tells these processors from the others (runtime_checkable)."""
 
 
 def check_samples(num_samples: int, least: int, most: int, rate: int) -> None:

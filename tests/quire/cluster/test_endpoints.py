@@ -32,8 +32,8 @@ def test_a_service_gets_every_connection_of_a_held_port_and_gets_it_again_after_
     for _ in range(10):
         with listener(port, share=True) as service:
             for _ in range(5):
-                with socket.create_connection((LOOPBACK, port)), service.accept()[0]:
-                    pass
+                with socket.create_connection((LOOPBACK, port)) as client, service.accept()[0] as accepted:
+                    assert accepted.getpeername() == client.getsockname()
 
 
 def test_nobody_else_gets_a_held_port_while_no_service_listens(endpoints: Endpoints) -> None:

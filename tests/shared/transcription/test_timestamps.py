@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.shared.errors import InvalidArgument
-from quire.shared.transcription.timestamps import WhisperVocabulary, segments_of, unread_from
+from quire.shared.transcription.timestamps import WhisperVocabulary, segments_of
 
 # Ids of the multilingual tokenizer of Whisper, those of the English one, and those of large-v3.
 MULTILINGUAL = {
@@ -85,14 +85,6 @@ def test_segments_without_text_are_left_out() -> None:
     """Const-me/Whisper#203: hundreds of cues without a text at one time."""
     assert spans([at(0), at(0), at(3), at(3), 5, at(4), at(4), at(4)]) == [(3, 4, "w5")]
     assert segments_of([at(0), 7, at(1)], VOCABULARY, lambda _: "  ", 30.0) == []
-
-
-def test_the_rest_of_a_piece_that_a_model_did_not_read_is_known() -> None:
-    """vllm#53144: 7.9 s of speech were missing, since the model ended early."""
-    read = segments_of([at(0), 1, at(21.56), 50257], VOCABULARY, decode, 29.42)
-    assert unread_from(read, 29.42) == pytest.approx(21.56)
-    assert unread_from(read, 22.0) is None
-    assert unread_from([], 5.0) == 0.0
 
 
 def test_random_tokens_lose_no_text_and_have_rising_times() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.services.frontend.openai_edge.body.bodies import ChatOptions, InputBody, TokenizeBody
 from quire.services.frontend.openai_edge.body.field_schemas import ROLES
-from quire.services.frontend.openai_edge.body.pictures import read_picture
+from quire.services.frontend.openai_edge.body.media_parts import read_media_part
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.request.tool_offer import INPUT
@@ -126,7 +126,7 @@ def _content(content: Any) -> str | list[Mapping[str, Any]] | None:
         return content
     if not isinstance(content, list):
         raise InvalidArgument("messages: content must be text or a list of parts", field="messages")
-    return [read_picture(part) or {"type": "text", "text": _part(part)} for part in content]
+    return [read_media_part(part) or {"type": "text", "text": _part(part)} for part in content]
 
 
 def _part(part: Any) -> str:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.openai_edge.body.pictures import read_picture
+from quire.services.frontend.openai_edge.body.media_parts import read_media_part
 from quire.services.frontend.openai_edge.responses import item_schemas
 from quire.services.frontend.openai_edge.responses.item_schemas import ROLES, TEXT_PARTS
 from quire.services.frontend.openai_edge.responses.tools import name_in_prompt
@@ -179,7 +179,7 @@ def _text_of(part: Any, place: str) -> str:
 def _content(content: Any, place: str) -> Content:
     """Returns a content as text, or as parts if there are pictures in it. Raises InvalidArgument for other values."""
     parts = content if isinstance(content, list) else []
-    pictures = [read_picture(part, PartOrigin(f"{place}: parts", field="input")) for part in parts]
+    pictures = [read_media_part(part, PartOrigin(f"{place}: parts", field="input")) for part in parts]
     if not any(pictures):
         return _text(content, place)
     return [

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
-from quire.services.frontend.tokenizer.message_shapes import pictures
+from quire.services.frontend.tokenizer.message_shapes import media_parts
 from quire.services.frontend.tokenizer.message_shapes.probes import ShapeProbe
 from quire.services.frontend.tokenizer.message_shapes.selection import Render, select_shape
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
@@ -111,7 +111,7 @@ class PromptRenderer:
         scope = {"documents": None, **self.renderer_config.variables}
 
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
-            shown = pictures.for_template(messages, shape, self._placeholders)
+            shown = media_parts.for_template(messages, shape, self._placeholders)
             given = {"messages": shown, "tools": tools_for_template(probe.tools, shape)}
             return self.template.run(source, scope | given | {"add_generation_prompt": probe.add_generation_prompt})
 
@@ -127,7 +127,7 @@ class PromptRenderer:
             raise InvalidArgument("messages must contain at least one message", field="messages")
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))
         prompt = replace(prompt, messages=shape_messages(prompt.messages, shape))
-        media = pictures.order_of(prompt.messages)
+        media = media_parts.order_of(prompt.messages)
         if not self.renderer_config.guarded:
             return RenderedChat([TextSection(self._text(prompt, shape), plain=False)], media)
         shown, hidden = self.control.hide(prompt)
@@ -136,7 +136,7 @@ class PromptRenderer:
     def _text(self, prompt: ChatPrompt, shape: MessageShape) -> str:
         """Renders the conversation, whose messages already have the template's shape, to one text."""
         return self.template.render(
-            pictures.for_template(prompt.messages, shape, self._placeholders),
+            media_parts.for_template(prompt.messages, shape, self._placeholders),
             tools=prompt.tools,
             no_tools=tools_for_template((), shape),
             add_generation_prompt=prompt.add_generation_prompt,

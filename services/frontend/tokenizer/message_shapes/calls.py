@@ -12,7 +12,7 @@ from quire.services.frontend.request.conversation import NO_JSON
 from quire.services.frontend.tokenizer.message_shapes.contents import (
     REASONING_FIELDS,
     joined,
-    pictures_of,
+    media_of,
     reasoning_of,
     text_of,
 )
@@ -222,7 +222,7 @@ def _result(turn: Message, names: Mapping[str, str], shape: MessageShape) -> Mes
     name = turn.get("name") or names.get(turn.get("tool_call_id") or "")
     if shape.results == "user":
         title = f"Result of {name}: " if name else "Result: "
-        text, pictures = title + text_of(turn.get("content")), pictures_of(turn.get("content"))
+        text, pictures = title + text_of(turn.get("content")), media_of(turn.get("content"))
         return {"role": "user", "content": [{"type": "text", "text": text}, *pictures] if pictures else text}
     turn = _without_null(turn)
     return {**turn, "name": name} if name and shape.result_names == "function" else turn

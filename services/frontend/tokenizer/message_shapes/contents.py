@@ -19,13 +19,13 @@ def text_of(content: Any) -> str:
     return SEPARATOR.join(part["text"] for part in content if part.get("type") == "text")
 
 
-def has_pictures(content: Any) -> bool:
+def has_media(content: Any) -> bool:
     """Returns whether a content has parts that stand for media."""
     return isinstance(content, list) and any(part.get("type") in MEDIA_PARTS for part in content)
 
 
-def pictures_of(content: Any) -> list[Any]:
-    """Returns the parts of a content that stand for pictures or videos."""
+def media_of(content: Any) -> list[Any]:
+    """Returns the parts of a content that stand for media."""
     return [part for part in content if part.get("type") in MEDIA_PARTS] if isinstance(content, list) else []
 
 
@@ -62,7 +62,7 @@ def content_form(role: str, shape: MessageShape) -> str:
 def with_content(turn: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
     """Converts the content to the template's form; an absent, null or thinking content stays unchanged."""
     content, form = turn.get("content"), content_form(turn["role"], shape)
-    if content is None or form == "given" or _holds_thoughts(content) or has_pictures(content):
+    if content is None or form == "given" or _holds_thoughts(content) or has_media(content):
         return turn
     if form == "text":
         return turn if isinstance(content, str) else {**turn, "content": text_of(content)}

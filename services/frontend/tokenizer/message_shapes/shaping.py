@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.tokenizer.message_shapes import calls, instructions, pictures
+from quire.services.frontend.tokenizer.message_shapes import calls, instructions, media_parts
 from quire.services.frontend.tokenizer.message_shapes.contents import (
     REASONING_FIELDS,
     joined,
@@ -21,7 +21,7 @@ ANSWER = "OK."
 def shape_messages(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
     """Returns new messages in the shape that the template reads: instructions, calls, reasoning, content, then
     merged turns. The given ones are not modified."""
-    turns = pictures.apply_shape(instructions.apply_shape(messages, shape), shape)
+    turns = media_parts.apply_shape(instructions.apply_shape(messages, shape), shape)
     turns = calls.apply_shape(turns, shape)
     if shape.after_results == "answered":
         turns = _answered(turns)

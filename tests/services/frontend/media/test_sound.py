@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (input_audio(wav(noise(RATE * SECONDS + 5), RATE)), "it lasts longer than 2 s"),
     ({"type": "audio_url", "uuid": "unknown"}, "Cache miss for audio at index 0 but data is not provided"),
     (image(plain((1, 2, 3))), "text and sound only, not pictures"),
-    ({"type": "video_url", "video_url": {"url": "x"}}, "text and sound only, not films"),
+    ({"type": "video_url", "video_url": {"url": "x"}}, "text and sound only, not videos"),
 ]
 
 

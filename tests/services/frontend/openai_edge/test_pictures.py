@@ -243,7 +243,7 @@ async def test_refusals_name_what_is_wrong(seeing: Path) -> None:
             "At most 2 image(s) may be provided in one prompt. Set `--limit",
         ),
         ({"messages": user({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})}, "not sound"),
-        ({"messages": user({"type": "video_url", "video_url": {"url": "x"}})}, "not films"),
+        ({"messages": user({"type": "video_url", "video_url": {"url": "x"}})}, "not videos"),
         ({"messages": user(image(plain(RED))), "truncate_prompt_tokens": 9}, "a prompt with pictures is not cut"),
     ]
     async with seeing_frontend(seeing, limit_mm_per_prompt={"image": 2}) as served:

@@ -157,7 +157,8 @@ async def test_a_worker_that_does_not_answer_is_lost() -> None:
     desk = EncodeHarness(encode_timing=EncodeTiming(check_s=0.01, fetch_s=-30.0))
     language, encoder = await desk.attach()
     await encoder.task
-    await until(lambda: bool(orders(language)))
+    assert not desk.cluster.encoders.workers
+    await until(lambda: bool(orders(language)))  # it encodes by itself
     await ended(language)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from quire.services.worker.media import grpc_pixels
-from quire.services.worker.media.grpc_pixels import GrpcPixels, PixelBounds
+from quire.services.worker.media.grpc_pixels import GrpcPixels
 from quire.services.worker.step.fetched_item import Pixels
 from quire.shared.errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
 from quire.shared.pb.frontend.v1 import media_pb2 as pb
@@ -28,7 +29,7 @@ PIXELS = np.concatenate([picture(1), picture(2)])  # two tiles, several parts
 
 @asynccontextmanager
 async def source(dialler: Dialler | None = None, **bounds: float) -> AsyncIterator[GrpcPixels]:
-    pixels = GrpcPixels(dialler or Dialler(), PixelBounds(**bounds) if bounds else grpc_pixels.BOUNDS)
+    pixels = GrpcPixels(dialler or Dialler(), replace(grpc_pixels.BOUNDS, **bounds))
     yield pixels
     await pixels.close()
 

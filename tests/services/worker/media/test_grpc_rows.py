@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 
 from quire.services.worker.media import grpc_rows
-from quire.services.worker.media.grpc_rows import SERVICE_NAME, GrpcRows, RowBounds
+from quire.services.worker.media.download import DownloadBounds
+from quire.services.worker.media.grpc_rows import SERVICE_NAME, GrpcRows
 from quire.services.worker.media.rows_service import RowsService
 from quire.services.worker.step.fetched_item import Rows
 from quire.shared.errors import FailedPrecondition, NotFound, Unauthenticated, Unavailable
@@ -84,7 +86,7 @@ async def fetched(
     num_rows: int = 6,
     layout: bytes = LAYOUT,
     dialler: Dialler | None = None,
-    bounds: RowBounds = grpc_rows.BOUNDS,
+    bounds: DownloadBounds = grpc_rows.BOUNDS,
 ) -> Rows:
     client = GrpcRows(dialler or Dialler(), layout, bounds)
     try:
@@ -150,7 +152,7 @@ async def test_a_worker_that_lies_costs_one_error(lie: str) -> None:
 
 @pytest.mark.parametrize("messages", [(), (HEAD,)])
 async def test_a_worker_that_hangs_costs_the_time_of_a_part(messages: tuple[pb.FetchRowsResponse, ...]) -> None:
-    bounds = RowBounds(first_part_timeout_s=0.2, next_part_timeout_s=0.2)
+    bounds = replace(grpc_rows.BOUNDS, first_part_timeout_s=0.2, next_part_timeout_s=0.2)
     async with serving(LyingService(*messages, hangs=True)) as source:
         with pytest.raises(Unavailable, match="did not send the rows in time"):
             await fetched(source, num_rows=3, bounds=bounds)

@@ -17,14 +17,14 @@ MODALITIES = {IMAGE_URL: IMAGE, VIDEO_URL: VIDEO, AUDIO_URL: AUDIO}  # by that f
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
 
 
-def read_picture(part: Any, origin: PartOrigin = CHAT_PART) -> Mapping[str, Any] | None:
+def read_media_part(part: Any, origin: PartOrigin = CHAT_PART) -> Mapping[str, Any] | None:
     """Returns the content part for an image_url, input_image, video_url, audio_url or input_audio part, also without a
     type; None for other parts. The error of a part without an item is in it."""
     if not isinstance(part, dict):
         return None
     kind = part.get("type")
     if kind == INPUT_AUDIO or (kind is None and INPUT_AUDIO in part):
-        return conversation.picture(_input_audio(part, origin._replace(kind=INPUT_AUDIO)))
+        return conversation.content_part(_input_audio(part, origin._replace(kind=INPUT_AUDIO)))
     if kind is None:
         kind = next((name for name in MODALITIES if name in part), None)
     url_field = URL_FIELDS.get(kind) if isinstance(kind, str) else None
@@ -34,8 +34,8 @@ def read_picture(part: Any, origin: PartOrigin = CHAT_PART) -> Mapping[str, Any]
     given, name = part.get(url_field), part.get("uuid")
     url = given.get("url") if isinstance(given, dict) else given
     if fault := _fault(part, url, name, named, url_field):
-        return conversation.picture(MediaPart(fault=fault, origin=named, modality=modality))
-    return conversation.picture(MediaPart(url, name=name or "", origin=named, modality=modality))
+        return conversation.content_part(MediaPart(fault=fault, origin=named, modality=modality))
+    return conversation.content_part(MediaPart(url, name=name or "", origin=named, modality=modality))
 
 
 def _input_audio(part: Mapping[str, Any], origin: PartOrigin) -> MediaPart:

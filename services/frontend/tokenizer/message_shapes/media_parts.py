@@ -9,8 +9,8 @@ from quire.services.frontend.request.conversation import MEDIA_PARTS
 from quire.services.frontend.tokenizer.message_shapes.contents import (
     SEPARATOR,
     content_form,
-    has_pictures,
-    pictures_of,
+    has_media,
+    media_of,
     text_of,
 )
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
@@ -28,7 +28,7 @@ def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
         if turn["role"] != "tool" and moved:
             written.append({"role": "user", "content": moved})
             moved = []
-        if turn["role"] == "tool" and (pictures := pictures_of(turn.get("content"))):
+        if turn["role"] == "tool" and (pictures := media_of(turn.get("content"))):
             moved = moved + pictures
             written.append({**turn, "content": text_of(turn["content"])})
         else:
@@ -38,13 +38,13 @@ def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
 
 def order_of(turns: Sequence[Message]) -> list[int]:
     """Returns the indexes of the media in the order in which the template shows them."""
-    return [part["number"] for turn in turns for part in pictures_of(turn.get("content")) if "number" in part]
+    return [part["number"] for turn in turns for part in media_of(turn.get("content")) if "number" in part]
 
 
 def for_template(turns: Sequence[Message], shape: MessageShape, placeholders: Mapping[str, str]) -> list[Message]:
     """Returns the turns with media as the template reads them: as parts of type image or video, or as `placeholders`
     (by modality) before the text. A placeholder that stands in the text already is one of them."""
-    return [_shown(turn, shape, placeholders) if has_pictures(turn.get("content")) else turn for turn in turns]
+    return [_shown(turn, shape, placeholders) if has_media(turn.get("content")) else turn for turn in turns]
 
 
 def _shown(turn: Message, shape: MessageShape, placeholders: Mapping[str, str]) -> Message:
@@ -55,7 +55,7 @@ def _shown(turn: Message, shape: MessageShape, placeholders: Mapping[str, str]) 
         shown = [{"type": part["type"]} if part.get("type") in MEDIA_PARTS else part for part in content]
         return {**turn, "content": shown}
     text = text_of(content)
-    missing = [placeholders[part["type"]] for part in pictures_of(content)]
+    missing = [placeholders[part["type"]] for part in media_of(content)]
     for placeholder in set(missing):
         for _ in range(min(text.count(placeholder), missing.count(placeholder))):
             missing.remove(placeholder)
