@@ -21,6 +21,7 @@ from quire.services.worker.step.fetched_item import FetchedItem
 from quire.shared.media.registry import read_video_processor
 from quire.shared.pb.common.v1 import media_pb2
 from tests.e2e.conftest import running_cluster
+from tests.e2e.page import PICTURES, output_of
 from tests.services.frontend.media.video_files import video
 from tests.services.worker.media.qwen_pictures import make_qwen
 from tests.services.worker.media.qwen_videos import SeenItem, VideoPrompt, greedy
@@ -100,6 +101,9 @@ def test_chats_with_videos(name: str, tmp_path: Path) -> None:
             answer = httpx.post(f"http://{cluster.http_address}/v1/chat/completions", json=body, timeout=100)
             assert answer.status_code == httpx.codes.OK, answer.text
             assert answer.json()["choices"][0]["token_ids"] == expected(model, tmp_path, asked, options)
+        (tmp_path / "video.mp4").write_bytes(films[0])
+        shown = output_of("/v1/chat/completions", f"http://{cluster.http_address}", tmp_path, PICTURES)
+        assert json.loads(shown)["usage"]["completion_tokens"] > 0
 
 
 def test_prompts_of_python_programs(tmp_path: Path) -> None:

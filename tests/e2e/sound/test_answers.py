@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from quire.cluster import Cluster, ClusterOptions
-from tests.e2e.sound.page import output_of
+from tests.e2e.page import output_of
 from tests.services.frontend.media.hearing import BEGIN, END, NUMBERED, PLACEHOLDER
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 from tests.services.worker.checkpoints import SHAPE

@@ -14,7 +14,7 @@ import pytest
 import transformers
 
 from quire.cluster import Cluster, ClusterOptions
-from tests.e2e.sound.page import output_of
+from tests.e2e.page import output_of
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 from tests.services.worker.media.sounds import greedy, make_whisper
 from tests.shared.media.audio.files import coded_wav, encoded, noise, wav

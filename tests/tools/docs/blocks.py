@@ -2,7 +2,7 @@
 
 | fence | what a test does with the block |
 |---|---|
-| `sh` | a script for clusters of its own: tests/e2e/operations and tests/e2e/sound run it |
+| `sh` | a script for clusters of its own: tests/e2e/operations and tests/e2e/page.py run it |
 | `bash` | test_running.py runs it against a cluster of `quire up` with its default addresses |
 | `python` | test_running.py runs it against the same cluster; blocks of FRAGMENTS are only compiled |
 | others | commands of `quire`, `make` and `python -m` in them are parsed |
