@@ -127,7 +127,7 @@ OTHERS: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/chat/completions", {"tools": [{"type": "function"}]}, False),
     ("/v1/chat/completions", {"tools": [{"type": "mcp", "function": {"name": "f"}}]}, False),
     ("/v1/chat/completions", {"tools": [{"function": {"name": ""}}]}, False),
-    ("/v1/chat/completions", {"tool_choice": "auto"}, False),
+    ("/v1/chat/completions", {"tool_choice": "auto"}, True),
     ("/v1/chat/completions", {"tool_choice": "none"}, True),
     ("/v1/chat/completions", {"tools": [WEATHER], "tool_choice": "sometimes"}, False),
     ("/v1/chat/completions", {"tools": [WEATHER], "tool_choice": {"type": "function"}}, False),
