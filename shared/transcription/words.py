@@ -12,6 +12,8 @@ from quire.shared.transcription.joining import WITHOUT_SPACES
 from quire.shared.transcription.transcript import Word
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from quire.shared.media.audio.waveform import F32
 
 BROKEN = "\ufffd"  # what incomplete UTF-8 is decoded to
@@ -20,6 +22,9 @@ OPENING = frozenset("\"'“‘¿¡([{-«„「『（《")
 FRAME_S = 0.02  # of the energy by which words are trimmed
 LOUD_SHARE = 0.05  # of the level of speech: frames below it are a pause, 26 dB
 PAUSE_FRAMES = 15  # 0.3 s: a longer pause is in no word
+EDGE_FRAMES = 5  # 0.1 s of silence that may be before and after a word
+LENGTH_FACTOR, MEDIAN_S = 2.0, 0.7  # a word's length, of the median of all, which is at most this
+SENTENCE_ENDS = ".。!！?？"
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -100,13 +105,44 @@ def trimmed_words(words: Sequence[Word], samples: F32, rate: int, offset_s: floa
     frame = max(1, round(FRAME_S * rate))
     whole = samples[: len(samples) // frame * frame].reshape(-1, frame)
     levels = np.sqrt(np.mean(np.square(whole, dtype=np.float64), axis=1))
-    if not len(levels):
+    if not len(levels) or not words:
         return list(words)
     loud = levels > LOUD_SHARE * np.percentile(levels, 95)
-    return [_trimmed(word, loud, offset_s) for word in words]
+    return [_trimmed(word, loud, offset_s) for word in _of_usual_length(_without_empty(words))]
 
 
-def _trimmed(word: Word, loud: np.ndarray, offset_s: float) -> Word:
+def _without_empty(words: Sequence[Word]) -> list[Word]:
+    """Returns the words such that each has a time: one without gets its share of that of the word before, by their
+    letters."""
+    found: list[Word] = []
+    for word in words:
+        if found and word.end <= word.start and found[-1].end > found[-1].start:
+            last = found.pop()
+            share = len(last.text) / (len(last.text) + len(word.text))
+            border = last.start + share * (last.end - last.start)
+            found += [Word(last.start, border, last.text), Word(border, last.end, word.text)]
+        else:
+            found.append(word)
+    return found
+
+
+def _of_usual_length(words: Sequence[Word]) -> list[Word]:
+    """Returns the words such that the first one is not much longer than is usual, since the alignment begins with the
+    piece, and that those at the end of a sentence are not, since a pause follows them."""
+    lengths = [word.end - word.start for word in words if word.end > word.start]
+    most = LENGTH_FACTOR * min(float(np.median(lengths)), MEDIAN_S) if len(lengths) > 1 else np.inf
+    first, *others = words
+    first = Word(max(first.start, first.end - most), first.end, first.text)
+    return [
+        first,
+        *(
+            Word(word.start, min(word.end, word.start + most), word.text) if word.text[-1] in SENTENCE_ENDS else word
+            for word in others
+        ),
+    ]
+
+
+def _trimmed(word: Word, loud: npt.NDArray[np.bool_], offset_s: float) -> Word:
     """Returns the word over the longest stretch of sound in its time that has no pause of more than PAUSE_FRAMES."""
     first, last = (round((time - offset_s) / FRAME_S) for time in (word.start, word.end))
     places = first + np.flatnonzero(loud[first:last])
@@ -114,6 +150,6 @@ def _trimmed(word: Word, loud: np.ndarray, offset_s: float) -> Word:
         return word
     stretches = np.split(places, np.flatnonzero(np.diff(places) > PAUSE_FRAMES) + 1)
     longest = max(stretches, key=len)
-    start = word.start if longest[0] - first < PAUSE_FRAMES else offset_s + int(longest[0]) * FRAME_S
-    end = word.end if last - longest[-1] < PAUSE_FRAMES else offset_s + int(longest[-1] + 1) * FRAME_S
+    start = word.start if longest[0] - first < EDGE_FRAMES else offset_s + int(longest[0]) * FRAME_S
+    end = word.end if last - longest[-1] <= EDGE_FRAMES else offset_s + int(longest[-1] + 1) * FRAME_S
     return Word(start, max(end, start), word.text)

@@ -34,7 +34,7 @@ def test_without_a_list_the_upper_half_of_the_layers_is_taken(tmp_path: Path) ->
 
 @pytest.mark.parametrize("listed", [[[4, 0]], [[0, 6]], [[-1, 0]], [[1]], [3], "all", [[1, 2, 3]], [[True, 0]]])
 def test_others_are_refused_by_name(tmp_path: Path, listed: Any) -> None:
-    with pytest.raises(InvalidArgument, match="alignment_heads has .* and the model has 4 layers of 6 heads"):
+    with pytest.raises(InvalidArgument, match=r"alignment_heads has .* and the model has 4 layers of 6 heads"):
         settings(tmp_path, listed)
 
 
