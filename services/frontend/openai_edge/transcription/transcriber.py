@@ -108,7 +108,8 @@ class Transcriber:
             work = replace(work, language=await self._decoder.language(work, pieces[0]))
         spans = _spans(pieces)
         groups = [spans] if form.condition_on_previous_text and spans else [[span] for span in spans]
-        return work, [Reading(work, group, longest_s, self._decoder.text) for group in groups]
+        text, time_token = self._decoder.text, self._vocabulary.token_of
+        return work, [Reading(work, group, longest_s, text, time_token) for group in groups]
 
     async def _rounds(self, work: TranscriptionWork, readings: Sequence[Reading]) -> AsyncIterator[None]:
         """Decodes the next piece of each reading in parallel, yields, and goes on until all are finished."""
