@@ -52,7 +52,7 @@ class Real:
     """A cluster that serves tiny.en."""
 
     def __init__(self, base_url: str) -> None:
-        self._http = httpx.Client(base_url=base_url, timeout=600)
+        self.http = httpx.Client(base_url=base_url, timeout=600)
         self._sounds = folder_of("gradio", "media_assets", "audio")
 
     def clip(self, name: str, rate: int = RATE) -> np.ndarray:
@@ -60,7 +60,7 @@ class Real:
 
     def send(self, sound: np.ndarray | bytes, rate: int = RATE, **fields: Any) -> httpx.Response:
         content = sound if isinstance(sound, bytes) else wav(sound, rate)
-        answer = self._http.post("/v1/audio/transcriptions", files={"file": ("a.wav", content)}, data=fields)
+        answer = self.http.post("/v1/audio/transcriptions", files={"file": ("a.wav", content)}, data=fields)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -82,7 +82,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
     worker = {"threads": 2, "dtype": "float32"}
     options = ClusterOptions(model=str(folder), workers=1, http_port=0, grpc_port=0, settings={"worker": worker})
     with Cluster(options) as running:
-        yield Real(f"http://{running.http_address}")
+        found = Real(f"http://{running.http_address}")
+        yield found
+        found.http.close()
 
 
 def silence(seconds: float) -> np.ndarray:
@@ -201,7 +203,7 @@ def test_cut_headers_and_cut_files(real: Real) -> None:
     lying = whole[:40] + b"\xff\xff\xff\xff" + whole[44:]
     assert real.send(lying).json()["text"] == SAID[FREE]
     cut = real.send(whole[: len(whole) * 2 // 3]).json()["text"]
-    assert cut.startswith("If you're good at something, never do it")
+    assert errors("If you're good at something, never do it", cut) <= 1
 
 
 def test_subtitles_begin_with_their_words(real: Real) -> None:
