@@ -108,7 +108,7 @@ def trimmed_words(words: Sequence[Word], samples: F32, rate: int, offset_s: floa
     if not len(levels) or not words:
         return list(words)
     loud = levels > LOUD_SHARE * np.percentile(levels, 95)
-    return [_trimmed(word, loud, offset_s) for word in _of_usual_length(_without_empty(words))]
+    return [_trimmed(word, loud, offset_s) for word in _with_usual_length(_without_empty(words))]
 
 
 def _without_empty(words: Sequence[Word]) -> list[Word]:
@@ -132,7 +132,7 @@ def _shared(words: Sequence[Word]) -> list[Word]:
     return [Word(begin, stop, word.text) for begin, stop, word in zip(starts, ends.tolist(), words, strict=True)]
 
 
-def _of_usual_length(words: Sequence[Word]) -> list[Word]:
+def _with_usual_length(words: Sequence[Word]) -> list[Word]:
     """Returns the words such that the first one is not much longer than is usual, since the alignment begins with the
     piece, and that those at the end of a sentence are not, since a pause follows them."""
     lengths = [word.end - word.start for word in words if word.end > word.start]

@@ -193,14 +193,19 @@ def test_segments_follow_the_rules_of_time_stamps(served: Served) -> None:
 def test_text_before_and_hot_words_change_the_output(served: Served) -> None:
     file = floats(noise(14_000))
     given = {"language": "en", "max_completion_tokens": 12}
-    plain = served.send(file, **given).json()["text"]
+
+    def logprobs(sound: bytes, **fields: Any) -> list[float]:
+        segments = served.send(sound, response_format="verbose_json", **given, **fields).json()["segments"]
+        return [segment["avg_logprob"] for segment in segments]
+
+    plain = logprobs(file)
     for name in ("prompt", "hotwords"):
-        assert served.send(file, **given, **{name: "Quire transcribes"}).json()["text"] != plain, name
-        assert served.send(file, **given, **{name: " "}).json()["text"] == plain, name
+        assert logprobs(file, **{name: "Quire transcribes"}) != pytest.approx(plain, abs=1e-4), name
+        assert logprobs(file, **{name: " "}) == pytest.approx(plain, abs=1e-4), name
     sound = floats(np.concatenate([noise(12_000), np.zeros(4 * RATE, np.float32), noise(12_000, seed=2)]))
-    texts = [served.send(sound, **given, condition_on_previous_text=flag).json()["text"] for flag in ("true", "false")]
-    assert texts[0] != texts[1]
-    assert texts[0].split()[0] == texts[1].split()[0], "the first piece has no text before it"
+    before, alone = (logprobs(sound, condition_on_previous_text=flag) for flag in ("true", "false"))
+    assert before[0] == pytest.approx(alone[0], abs=1e-4), "the first piece has no text before it"
+    assert before[-1] != pytest.approx(alone[-1], abs=1e-4)
 
 
 def test_of_guesses_the_best_one_is_taken(served: Served) -> None:

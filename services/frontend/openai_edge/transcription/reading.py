@@ -63,7 +63,7 @@ class Reading:
         return PieceRequest(piece, has_times, context)
 
     def advance(self, asked: PieceRequest, spoken: SpokenPiece) -> None:
-        """Takes the text of the piece and goes on to what the model has not read."""
+        """Takes the text of the piece and sets the next piece to what the model has not read."""
         piece, has_times = asked.piece, asked.has_times
         if not has_times and self._stopped_early(piece, spoken):
             self._asks_times = True
@@ -136,8 +136,8 @@ class Reading:
         return replace(segment, token_ids=tokens, text=self._text(tokens).strip(), words=timed, start=start), len(words)
 
     def _add(self, asked: PieceRequest, spoken: SpokenPiece) -> None:
-        """Appends a text and sets what the next one is conditioned on, with time stamps if it has them: the model goes
-        on as it has begun."""
+        """Appends a text and sets what the next one is conditioned on, with time stamps if it has them: the model
+        keeps the form of the text before."""
         self.spoken.append(spoken)
         if spoken.temperature > RESET_TEMPERATURE:
             self._context.clear()
