@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.services.worker.device.staging import Staging, upload
-from quire.services.worker.heads.alignment import AlignmentHead
+from quire.services.worker.heads.alignment import AlignmentHead, AlignmentRows
 from quire.services.worker.heads.features import FeaturesHead
 from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.port import Head, HeadLaunch, HeadRows
@@ -77,6 +77,11 @@ class StepHeads:
     def reads_all_tokens(self) -> bool:
         """Whether a head reads the hidden states of all tokens; launch() then expects all of them."""
         return any(rows.tokens is None for rows in self.rows)
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether a head reads the queries of cross attention, which only layers that run one by one keep."""
+        return any(isinstance(rows, AlignmentRows) for rows in self.rows)
 
     def required_tokens(self, sampling_tokens: I32) -> I32:
         """Returns the indices of tokens whose hidden states are needed unless all are: the sampling ones, then those of

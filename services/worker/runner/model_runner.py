@@ -247,10 +247,10 @@ class ModelRunner:
         self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, media: MediaRows | None
     ) -> StepGraphs | None:
         """Returns the recordings that have room for the step; None for steps with rows of media, which recordings do
-        not read."""
+        not read, and for those whose heads read queries, which recordings do not keep."""
         if not self.recordings.kinds:
             return None
-        if media is None:
+        if media is None and not step_heads.reads_queries:
             return self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
         self.recordings.forget_rows()
         return None
