@@ -164,6 +164,13 @@ class ModelRunner:
 
         self.media = CrossMedia(cache, store)
 
+    def cross_keys(self, layer: int, slot: int, num_rows: int) -> Tensor:
+        """Returns a layer's keys of the encoder's output that a slot attends to, [num_rows, num_kv_heads, head_dim]."""
+        cross = self.caches[layer].cross
+        assert cross is not None, "every layer attends to the encoder's output"
+        blocks = self.slot_memory.cross_tables[slot, : -(-num_rows // self._block_size)]
+        return cross.k.index_select(0, blocks).flatten(0, 1)[:num_rows]
+
     @property
     def _block_size(self) -> int:
         return int(self.caches[0].k.size(1))
@@ -240,10 +247,10 @@ class ModelRunner:
         self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, media: MediaRows | None
     ) -> StepGraphs | None:
         """Returns the recordings that have room for the step; None for steps with rows of media, which recordings do
-        not read."""
+        not read, and for those whose heads read queries, which recordings do not keep."""
         if not self.recordings.kinds:
             return None
-        if media is None:
+        if media is None and not step_heads.reads_queries:
             return self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
         self.recordings.forget_rows()
         return None

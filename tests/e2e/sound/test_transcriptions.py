@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(300)
 BINS, RATE = 20, 16_000
 SPECIAL = [
     "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|ja|>", "<|translate|>", "<|transcribe|>",
-    "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>", "<|0.00|>",
+    "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
+    *(f"<|{number * 0.02:.2f}|>" for number in range(51)),
 ]  # fmt: skip
 ONCE = "0.00000001"  # temperature: as good as greedy, and tried once, since random weights are never sure
 
@@ -165,6 +166,49 @@ def test_a_stream_has_the_text_of_the_whole_answer(served: Served) -> None:
     assert (broken.status_code, "none of wav, mp3" in broken.text) == (400, True)
 
 
+def test_words_have_times_that_rise(served: Served) -> None:
+    given = {"language": "en", "max_completion_tokens": 10, "response_format": "verbose_json"}
+    file = floats(noise(14_000))
+    for asked, segments in ((["word"], False), (["word", "segment"], True)):
+        answer = served.send(file, **given, **{"timestamp_granularities[]": asked}).json()
+        assert ("segments" in answer) == segments
+        times = [time for word in answer["words"] for time in (word["start"], word["end"])]
+        assert times == sorted(times)
+        assert 0 <= times[0] <= times[-1] <= 0.88
+        assert "".join(word["word"] for word in answer["words"]) == answer["text"].replace(" ", "")
+    assert "words" not in served.send(file, **given).json()
+    subtitles = served.send(file, **{**given, "response_format": "vtt", "timestamp_granularities[]": "word"}).text
+    assert subtitles.count("-->") == len(answer["words"])
+
+
+def test_segments_follow_the_rules_of_time_stamps(served: Served) -> None:
+    """vllm#55281: with a prompt, the segments collapsed; random weights write no whole segment without the rules."""
+    for prompt in ("", "a list of names and terms", "<|startoftranscript|><|0.00|>"):
+        fields = {"prompt": prompt, "language": "en", "response_format": "verbose_json", "max_completion_tokens": 30}
+        segments = served.send(floats(noise(14_000)), **fields).json()["segments"]
+        assert all(segment["start"] <= segment["end"] for segment in segments)
+        starts = [segment["start"] for segment in segments]
+        assert starts == sorted(starts)
+
+
+def test_text_before_and_hot_words_change_the_output(served: Served) -> None:
+    file = floats(noise(14_000))
+    given = {"language": "en", "max_completion_tokens": 12}
+
+    def logprobs(sound: bytes, **fields: Any) -> list[float]:
+        segments = served.send(sound, response_format="verbose_json", **given, **fields).json()["segments"]
+        return [segment["avg_logprob"] for segment in segments]
+
+    plain = logprobs(file)
+    for name in ("prompt", "hotwords"):
+        assert logprobs(file, **{name: "Quire transcribes"}) != pytest.approx(plain, abs=1e-4), name
+        assert logprobs(file, **{name: " "}) == pytest.approx(plain, abs=1e-4), name
+    sound = floats(np.concatenate([noise(12_000), np.zeros(4 * RATE, np.float32), noise(12_000, seed=2)]))
+    before, alone = (logprobs(sound, condition_on_previous_text=flag) for flag in ("true", "false"))
+    assert before[0] == pytest.approx(alone[0], abs=1e-4), "the first piece has no text before it"
+    assert before[-1] != pytest.approx(alone[-1], abs=1e-4)
+
+
 def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
     answer = served.send(
         floats(noise(14_000)), response_format="verbose_json", language="en", temperature="0", max_completion_tokens=6
@@ -183,13 +227,15 @@ def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
         ({"stream": "maybe"}, 400, "stream: must be true or false, got 'maybe'"),
         ({"stream": "true", "response_format": "srt"}, 400, "stream: needs response_format json or text, got srt"),
         ({"stream_include_usage": "true"}, 400, "Stream options can only be defined when `stream=True`."),
-        ({"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json, got json"),
+        ({"timestamp_granularities[]": "word"}, 400, "needs response_format verbose_json, srt or vtt, got json"),
         (
-            {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
+            {"response_format": "verbose_json", "timestamp_granularities[]": "letter"},
             400,
-            "times of words are not supported",
+            "timestamp_granularities[]: must be segment or word, got 'letter'",
         ),
-        ({"hotwords": "Quire"}, 400, "hotwords: not supported for transcriptions; leave it out"),
+        ({"condition_on_previous_text": "2"}, 400, "condition_on_previous_text: must be true or false, got '2'"),
+        ({"chunking_strategy": '{"type": "server_vad"}'}, 400, "chunking_strategy: must be auto, got"),
+        ({"top_k": "5"}, 400, "top_k: not supported for transcriptions; leave it out"),
         ({"model": "other"}, 404, "The model `other` does not exist"),
     ],
 )
