@@ -36,6 +36,8 @@ from quire.services.frontend.http.server.protocol import AdmissionHooks
 from quire.services.frontend.http.server.server import HttpApplication
 from quire.services.frontend.offline import routes as offline
 from quire.services.frontend.offline.internal_client import CallerFromScope
+from quire.services.frontend.openai_edge.routes.transcription_routes import TRANSCRIPTIONS, TRANSLATIONS
+from quire.services.frontend.transcription.form import MAX_FORM_BYTES
 from quire.shared.errors import Internal, QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.version import VERSION
@@ -79,7 +81,7 @@ def build(
     refusal = dialects.refusal
     admission_middleware = AdmissionMiddleware(app, admission, calls, metrics, dialects)
     operated = OperatorGuard(admission_middleware, operator, refusal)
-    of_paths = {offline.FILES: max_file_bytes}
+    of_paths = {offline.FILES: max_file_bytes, **dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), MAX_FORM_BYTES)}
     bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(CallerFromScope(bounded), calls, metrics, dialects)
     examples.add(app, model, dialects)

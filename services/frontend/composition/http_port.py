@@ -107,7 +107,7 @@ class HttpPort:
             texts=model.pooling_traits.texts,
             facts=ModelFacts(str(model.config.get("model_type", "")), model.identity.fingerprint),
             streams=core.streams,
-            sound=model.media if model.media is not None and model.media.transcribes else None,
+            transcription=core.transcription,
             response_store_bytes=self._settings.response_store_mb * 2**20,
             prompt_limit=self._ingress.prompt_limit,
             is_serving=self._health.is_serving,

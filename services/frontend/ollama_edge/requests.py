@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.http.fields import scalar_fields
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
     OPTION_NAMES,
@@ -21,6 +20,7 @@ from quire.services.frontend.ollama_edge.bodies import (
 )
 from quire.services.frontend.openai_edge.body import tools
 from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
 from quire.services.frontend.request.tool_offer import ToolOffer

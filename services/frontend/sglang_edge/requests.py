@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from quire.services.frontend.http.fields import scalar_fields
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
 from quire.services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody

@@ -24,10 +24,10 @@ from quire.shared.transcription.transcript import Segment, Transcript
 if TYPE_CHECKING:
     from quire.services.frontend.calls.calls import Call
     from quire.services.frontend.generation.generator import Generator
-    from quire.services.frontend.http.headers import CallHeaders
-    from quire.services.frontend.openai_edge.transcription.form import TranscriptionForm
     from quire.services.frontend.output_processor.delta import SampleDelta
+    from quire.services.frontend.request.call_headers import CallHeaders
     from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+    from quire.services.frontend.transcription.form import TranscriptionForm
     from quire.shared.media.audio.waveform import F32
 
 TRANSCRIBE, TRANSLATE, ENGLISH = "transcribe", "translate", "en"

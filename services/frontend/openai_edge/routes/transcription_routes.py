@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,24 +14,25 @@ from quire.services.frontend.http.responses import DeferredResponse, keep_alive_
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.offline.upload import boundary_of
 from quire.services.frontend.openai_edge.answers.chunks import DONE, ErrorEvents, event
-from quire.services.frontend.openai_edge.transcription.form import MAX_FORM_BYTES, TranscriptionForm, read_form
-from quire.services.frontend.openai_edge.transcription.transcriber import TRANSCRIBE, TRANSLATE, Transcriber
+from quire.services.frontend.transcription.form import MAX_FORM_BYTES, TranscriptionForm, read_form
+from quire.services.frontend.transcription.sound_memory import memory_of
+from quire.services.frontend.transcription.transcriber import TRANSCRIBE, TRANSLATE, Transcriber
 from quire.shared.errors import InvalidArgument
 from quire.shared.transcription.formats import FORMATS, as_json, as_srt, as_text, as_verbose_json, as_vtt
 from quire.shared.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
-    from starlette.types import Send
+    from starlette.types import Receive, Scope, Send
 
     from quire.services.frontend.calls.calls import Call
     from quire.services.frontend.generation.catalogue import Catalogue
-    from quire.services.frontend.http.headers import CallHeaders
+    from quire.services.frontend.request.call_headers import CallHeaders
+    from quire.services.frontend.transcription.transcription import Transcription
 
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 JSON, TEXT, VTT = "application/json", "text/plain; charset=utf-8", "text/vtt; charset=utf-8"
 TYPES = {"json": JSON, "verbose_json": JSON, "text": TEXT, "srt": TEXT, "vtt": VTT}
 NO_TRANSCRIPT = Transcript([], "", "", 0.0)
-MAX_FORMS = 8  # that are read and decoded at the same time; further callers wait
 FORM = {
     "requestBody": {
         "required": True,
@@ -63,29 +63,43 @@ FORM = {
 class TranscriptionRoutes:
     """Routes that turn sound files into text."""
 
-    def __init__(self, transcriber: Transcriber, catalogue: Catalogue) -> None:
-        self._transcriber, self._catalogue = transcriber, catalogue
-        self._places = asyncio.Semaphore(MAX_FORMS)
+    def __init__(self, transcription: Transcription, catalogue: Catalogue) -> None:
+        self._transcription, self._catalogue = transcription, catalogue
         self.router = Router(tags=["audio"])
         for path, answer in ((TRANSCRIPTIONS, self.transcribe), (TRANSLATIONS, self.translate)):
             self.router.add_api_route(path, answer, methods=["POST"], response_class=Response, openapi_extra=FORM)
 
     async def transcribe(self, http: Request) -> Response:
         """Returns the text of a sound file in the language that is spoken."""
-        return await self._answer(http, TRANSCRIBE)
+        return UploadResponse(http, TRANSCRIBE, self._transcription, self._catalogue)
 
     async def translate(self, http: Request) -> Response:
         """Returns the text of a sound file in English."""
-        return await self._answer(http, TRANSLATE)
+        return UploadResponse(http, TRANSLATE, self._transcription, self._catalogue)
 
-    async def _answer(self, http: Request, task: str) -> Response:
-        """Reads and checks the form. Raises InvalidArgument and Unimplemented that name the field."""
-        async with self._places:
-            form = read_form(await _body(http), boundary_of(http.headers.get("content-type", "")))
-        self._catalogue.check(form.model)
-        self._transcriber.check(form, task)
-        answer = TranscriptStream if form.stream else TranscriptResponse
-        return answer(self._transcriber, form, task, headers.read(http))
+
+class UploadResponse(Response):
+    """Answer of a call whose form is read once there is memory for its file, which is then held to the end."""
+
+    def __init__(self, http: Request, task: str, transcription: Transcription, catalogue: Catalogue) -> None:
+        """Raises InvalidArgument for another kind of body than a form."""
+        super().__init__()
+        self._boundary = boundary_of(http.headers.get("content-type", ""))
+        self._task, self._transcription, self._catalogue = task, transcription, catalogue
+        self._sent = headers.read(http)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reads and checks the form and sends the answer. Raises InvalidArgument and Unimplemented that name the
+        field, and DeadlineExceeded while it waits."""
+        http = Request(scope, receive)
+        num_bytes = min(int(http.headers.get("content-length", MAX_FORM_BYTES)), MAX_FORM_BYTES)
+        tenant, deadline_s = self._sent.tenant, self._sent.deadline_s
+        async with self._transcription.memory.held(memory_of(num_bytes), tenant, deadline_s):
+            form = read_form(await _body(http), self._boundary)
+            self._catalogue.check(form.model)
+            self._transcription.transcriber.check(form, self._task)
+            answer = TranscriptStream if form.stream else TranscriptResponse
+            await answer(self._transcription.transcriber, form, self._task, self._sent)(scope, receive, send)
 
 
 class TranscriptResponse(DeferredResponse):
