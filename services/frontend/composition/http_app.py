@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -30,6 +30,7 @@ from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
 from quire.services.frontend.http.middleware.options import OptionsHandler
 from quire.services.frontend.http.middleware.page_rules import PageRules
 from quire.services.frontend.http.middleware.path_normalizer import PathNormalizer, with_normalized_path
+from quire.services.frontend.http.middleware.web_sockets import WebSockets, takes_web_socket
 from quire.services.frontend.http.path_suggestions import remedy, suggest_path
 from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.http.server.protocol import AdmissionHooks
@@ -62,10 +63,11 @@ def build(
     sse_keepalive_s: float,
     model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    sockets: Mapping[str, ASGIApp] | None = None,
 ) -> HttpApplication:
     """Builds the application. `operator`: raises QuireError unless the headers carry the operators' key. `model`:
     model name for the examples in the OpenAPI document. `web`: wraps the application with the edge for gRPC-Web and
-    Connect."""
+    Connect. `sockets`: applications for WebSocket connections, by path."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -94,8 +96,12 @@ def build(
     if rules.origins:
         guarded = Cors(guarded, rules)
     return HttpApplication(
-        PathNormalizer(guarded, root_path),
-        AdmissionHooks(with_normalized_path(admission_middleware.refuse, root_path), admission_middleware.is_full),
+        PathNormalizer(WebSockets(guarded, sockets or {}), root_path),
+        AdmissionHooks(
+            with_normalized_path(admission_middleware.refuse, root_path),
+            admission_middleware.is_full,
+            takes_web_socket(sockets or {}, root_path),
+        ),
         inner,
     )
 

@@ -26,11 +26,13 @@ from quire.services.frontend.openai_edge.routes.pooling_routes import (
 )
 from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
 from quire.services.frontend.openai_edge.routes.transcription_routes import (
+    REALTIME,
     TRANSCRIPTIONS,
     TRANSLATIONS,
     TranscriptionRoutes,
 )
 
+SOUND_PATHS = (TRANSCRIPTIONS, TRANSLATIONS, REALTIME)
 # Names of a Request's fields in the bodies.
 CHAT_FIELDS = {"prompt": "messages"}
 INPUT_FIELDS = {"prompt": "input"}
@@ -59,7 +61,7 @@ def _routers(context: ServingContext) -> Sequence[Router]:
         pooling,
         InvocationRoutes(generation, pooling, context.bounds),
         TokenRoutes(context),
-        ModelRoutes(context.catalogue),
+        ModelRoutes(context.catalogue, SOUND_PATHS if context.transcription is not None else ()),
     )
     return [*(one.router for one in routes), *_transcription(context)]
 

@@ -12,7 +12,7 @@ from tests.e2e.sound.served import ONCE, RATE, Served, floats
 from tests.shared.media.audio.files import noise, wav
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COUNT = 200
 MIB = 1 << 20

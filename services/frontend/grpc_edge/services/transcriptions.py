@@ -59,7 +59,7 @@ class TranscriptionCalls:
         if options.content_bytes > MOST_FILE_BYTES:
             raise _too_large()
         form = transcription_messages.form_of(options, b"")
-        self._transcription.transcriber.check(form, transcription_messages.task_of(options))
+        self._transcription.check(form, transcription_messages.task_of(options))
 
     async def _write(
         self, options: pb.TranscriptionOptions, content: bytes, sent: CallHeaders, call: Call, context: Context
@@ -68,7 +68,7 @@ class TranscriptionCalls:
         assert self._transcription is not None
         form, task = transcription_messages.form_of(options, content), transcription_messages.task_of(options)
         before = NO_TRANSCRIPT
-        async for transcript in self._transcription.transcriber.growing(form, task, sent, call):
+        async for transcript in self._transcription.growing(form, task, sent, call):
             if transcript.segments or transcript.text:
                 await context.write(transcription_messages.increment(sent.request_id or "", before, transcript))
             before = transcript

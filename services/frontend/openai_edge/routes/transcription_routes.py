@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,9 +15,10 @@ from quire.services.frontend.http.responses import DeferredResponse, keep_alive_
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.offline.upload import boundary_of
 from quire.services.frontend.openai_edge.answers.chunks import DONE, ErrorEvents, event
+from quire.services.frontend.openai_edge.errors import plain_response
 from quire.services.frontend.transcription.form import MAX_FORM_BYTES, TranscriptionForm, read_form
 from quire.services.frontend.transcription.sound_memory import memory_of
-from quire.services.frontend.transcription.transcriber import TRANSCRIBE, TRANSLATE, Transcriber
+from quire.services.frontend.transcription.transcriber import TRANSCRIBE, TRANSLATE
 from quire.shared.errors import InvalidArgument
 from quire.shared.transcription.formats import FORMATS, as_json, as_srt, as_text, as_verbose_json, as_vtt
 from quire.shared.transcription.transcript import Transcript
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from quire.services.frontend.request.call_headers import CallHeaders
     from quire.services.frontend.transcription.transcription import Transcription
 
+REALTIME = "/v1/realtime"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 JSON, TEXT, VTT = "application/json", "text/plain; charset=utf-8", "text/vtt; charset=utf-8"
 TYPES = {"json": JSON, "verbose_json": JSON, "text": TEXT, "srt": TEXT, "vtt": VTT}
@@ -68,6 +71,7 @@ class TranscriptionRoutes:
         self.router = Router(tags=["audio"])
         for path, answer in ((TRANSCRIPTIONS, self.transcribe), (TRANSLATIONS, self.translate)):
             self.router.add_api_route(path, answer, methods=["POST"], response_class=Response, openapi_extra=FORM)
+        self.router.add_api_route(REALTIME, self.realtime, methods=["GET"], response_class=Response)
 
     async def transcribe(self, http: Request) -> Response:
         """Returns the text of a sound file in the language that is spoken."""
@@ -76,6 +80,11 @@ class TranscriptionRoutes:
     async def translate(self, http: Request) -> Response:
         """Returns the text of a sound file in English."""
         return UploadResponse(http, TRANSLATE, self._transcription, self._catalogue)
+
+    async def realtime(self) -> Response:
+        """Answers a call that is no WebSocket, or of a server without the library for them."""
+        text = f"{REALTIME}: open a WebSocket; a server needs `pip install websockets` for them"
+        return plain_response(HTTPStatus.UPGRADE_REQUIRED, text, {"upgrade": "websocket"})
 
 
 class UploadResponse(Response):
@@ -97,21 +106,21 @@ class UploadResponse(Response):
         async with self._transcription.memory.held(memory_of(num_bytes), tenant, deadline_s):
             form = read_form(await _body(http), self._boundary)
             self._catalogue.check(form.model)
-            self._transcription.transcriber.check(form, self._task)
+            self._transcription.check(form, self._task)
             answer = TranscriptStream if form.stream else TranscriptResponse
-            await answer(self._transcription.transcriber, form, self._task, self._sent)(scope, receive, send)
+            await answer(self._transcription, form, self._task, self._sent)(scope, receive, send)
 
 
 class TranscriptResponse(DeferredResponse):
     """Answer of a transcription, which ends with its call."""
 
-    def __init__(self, transcriber: Transcriber, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
+    def __init__(self, transcription: Transcription, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
         super().__init__(TYPES[form.response_format], ErrorEvents())
-        self._transcriber, self._form, self._task, self._sent = transcriber, form, task, sent
+        self._transcription, self._form, self._task, self._sent = transcription, form, task, sent
 
     async def respond(self, call: Call, send: Send) -> None:
         """Transcribes the file and sends its text in one piece."""
-        transcript = await self._transcriber.transcribe(self._form, self._task, self._sent, call)
+        transcript = await self._transcription.transcribe(self._form, self._task, self._sent, call)
         body = written(transcript, self._form)
         self.headers["content-length"] = str(len(body))
         await self._send_piece(body, send)
@@ -121,14 +130,14 @@ class TranscriptResponse(DeferredResponse):
 class TranscriptStream(DeferredResponse):
     """Answer of a transcription whose text is sent piece by piece, in OpenAI's events."""
 
-    def __init__(self, transcriber: Transcriber, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
+    def __init__(self, transcription: Transcription, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
         super().__init__(EVENTS, ErrorEvents(), keep_alive=keep_alive_comment)
-        self._transcriber, self._form, self._task, self._sent = transcriber, form, task, sent
+        self._transcription, self._form, self._task, self._sent = transcription, form, task, sent
 
     async def respond(self, call: Call, send: Send) -> None:
         """Sends each piece's text, then the whole one."""
         transcript = NO_TRANSCRIPT
-        async for more in self._transcriber.growing(self._form, self._task, self._sent, call):
+        async for more in self._transcription.growing(self._form, self._task, self._sent, call):
             if delta := more.text[len(transcript.text) :]:
                 await self._send_piece(event({"type": "transcript.text.delta", "delta": delta}), send)
             transcript = more

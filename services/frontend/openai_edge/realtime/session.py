@@ -1,0 +1,154 @@
+"""One realtime session: events of the client in, events of the server out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from quire.services.frontend.generation.catalogue import Catalogue
+from quire.services.frontend.openai_edge.realtime import events, options
+from quire.services.frontend.openai_edge.realtime.events import Event, EventError, Item, OpenAiEvents, VllmEvents
+from quire.services.frontend.openai_edge.realtime.options import SessionOptions
+from quire.services.frontend.openai_edge.realtime.readings import Readings
+from quire.services.frontend.transcription.live import LiveUtterance
+from quire.shared.errors import NotFound, QuireError
+from quire.shared.logs import logger
+
+log = logger("realtime")
+
+MOST_WAITING = 8  # utterances that have ended and are not read to the end
+MOST_S = 7200.0  # of sound in one session
+NOT_VALIDATED = "Model not validated. Make sure to validate the model by sending a session.update event."
+
+
+class RealtimeSession:
+    """State of one connection. `run()` reads the utterances in order; receive() takes the client's messages."""
+
+    def __init__(
+        self,
+        readings: Readings,
+        catalogue: Catalogue,
+        send: Callable[[Event], Awaitable[None]],
+        first: SessionOptions,
+    ) -> None:
+        """Stores the collaborators. `first`: options before any session.update; with a model, it is known to exist."""
+        self._readings, self._catalogue, self._send = readings, catalogue, send
+        self._id = events.new_id("sess")
+        self._options, self._is_validated = first, bool(first.model)
+        self._live: tuple[Item, LiveUtterance] | None = None  # that sound is appended to
+        self._utterances: asyncio.Queue[tuple[Item, LiveUtterance]] = asyncio.Queue(MOST_WAITING)
+        self._last_id: str | None = None
+        self._seconds = 0.0
+
+    async def begin(self) -> None:
+        """Sends session.created."""
+        await self._send(events.session_event("created", self._id, self._options.shown()))
+
+    async def receive(self, message: str) -> bool:
+        """Handles a message; an event that is refused is answered by an error event. Returns whether the session goes
+        on: it ends when it has had MOST_S of sound."""
+        event_id: str | None = None
+        try:
+            event = events.parse(message)
+            event_id = str(event.get("event_id") or "") or None
+            await self._handle(event)
+        except EventError as error:
+            await self._send(self._form.error(error, event_id))
+        if self._seconds <= MOST_S:
+            return True
+        text = f"the session has had {MOST_S:g} s of sound; open another one"
+        await self._send(self._form.error(EventError("session_expired", text), event_id))
+        return False
+
+    async def run(self) -> None:
+        """Reads the utterances one after the other and sends their text, until it is cancelled."""
+        while True:
+            item, utterance = await self._utterances.get()
+            try:
+                async for delta in utterance.deltas():
+                    await self._send(self._form.delta(item, delta))
+                await self._send(self._form.completed(item, utterance.text, utterance.seconds))
+            except QuireError as error:
+                await self.fail(error.message)
+                self._abandon(item)
+            except Exception:
+                log.exception("reading failed", session=self._id)
+                await self.fail("internal error")
+                self._abandon(item)
+
+    async def fail(self, message: str, code: str = "processing_error") -> None:
+        """Sends an error event that no event of the client has caused."""
+        await self._send(self._form.error(EventError(code, message), None))
+
+    @property
+    def _form(self) -> events.ServerEvents:
+        return OpenAiEvents() if self._options.is_openai else VllmEvents()
+
+    async def _handle(self, event: Event) -> None:
+        """Handles an event of a known type. Raises EventError."""
+        match event["type"]:
+            case "session.update" | "transcription_session.update":
+                await self._update(event)
+            case "input_audio_buffer.append":
+                await self._append(events.sound_of(event))
+            case "input_audio_buffer.commit":
+                await self._commit(is_final=self._options.is_openai or bool(event.get("final")))
+            case "input_audio_buffer.clear":
+                self._clear()
+                await self._send({"type": "input_audio_buffer.cleared", "event_id": events.new_id("event")})
+
+    async def _update(self, event: Event) -> None:
+        """Checks and takes new options, which are those of the utterances from then on."""
+        found = options.updated(self._options, event)
+        try:
+            self._catalogue.check(found.model)
+            self._readings.check(found)
+        except NotFound as error:
+            raise EventError("model_not_found", error.message, "model") from None
+        except QuireError as error:
+            raise EventError("invalid_event", error.message, error.field) from None
+        self._options = replace(found, model=found.model or self._catalogue.name)
+        self._is_validated = True
+        await self._send(events.session_event("updated", self._id, self._options.shown()))
+
+    async def _append(self, sound: bytes) -> None:
+        """Adds sound to the utterance that is spoken; the first one begins it. Waits while too much is to be read."""
+        if not self._is_validated:
+            raise EventError("model_not_validated", NOT_VALIDATED)
+        if self._live is None:
+            item = Item(events.new_id("item"), self._last_id)
+            self._live = item, self._readings.utterance(self._options)
+            self._last_id = item.id
+            await self._utterances.put(self._live)
+        item, utterance = self._live
+        await utterance.append(sound)
+        self._seconds += len(sound) / (2 * self._options.rate)
+
+    async def _commit(self, *, is_final: bool) -> None:
+        """Ends the utterance that is spoken. In vLLM's form a commit that is not final only starts the reading, which
+        has begun with the first sound. Raises EventError without sound."""
+        if not self._is_validated:
+            raise EventError("model_not_validated", NOT_VALIDATED)
+        if self._live is None:
+            if self._options.is_openai or is_final:
+                raise EventError("invalid_event", "the input audio buffer is empty; append sound before the commit")
+            return
+        if not is_final:
+            return
+        item, utterance = self._live
+        self._live = None
+        utterance.end()
+        for event in self._form.committed(item):
+            await self._send(event)
+
+    def _clear(self) -> None:
+        """Drops the utterance that is spoken: what is read of it so far is its text."""
+        if self._live is not None:
+            self._live[1].end()
+            self._live = None
+
+    def _abandon(self, item: Item) -> None:
+        """Lets the next sound begin another utterance, if the one that failed is still spoken."""
+        if self._live is not None and self._live[0] is item:
+            self._live = None
