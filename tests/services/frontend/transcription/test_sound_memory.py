@@ -15,16 +15,16 @@ class Caller:
     """Call that holds a share from its turn until it is told to end."""
 
     def __init__(self, memory: SoundMemory, num_bytes: int, tenant: str = "") -> None:
-        self.runs, self._ends = False, asyncio.Event()
+        self.runs, self.ends = False, asyncio.Event()
         self.task = asyncio.create_task(self._run(memory, num_bytes, tenant))
 
     async def _run(self, memory: SoundMemory, num_bytes: int, tenant: str) -> None:
         async with memory.held(num_bytes, tenant):
             self.runs = True
-            await self._ends.wait()
+            await self.ends.wait()
 
     async def end(self) -> None:
-        self._ends.set()
+        self.ends.set()
         await self.task
         await turn()
 
@@ -101,7 +101,7 @@ async def test_a_share_that_is_granted_to_a_cancelled_call_is_given_back() -> No
     memory = SoundMemory(100)
     first, second = Caller(memory, 100), Caller(memory, 100)
     await turn()
-    first._ends.set()
+    first.ends.set()
     await asyncio.sleep(0)  # the share is granted before the waiting task runs
     second.task.cancel()
     await asyncio.gather(first.task, second.task, return_exceptions=True)
@@ -109,7 +109,7 @@ async def test_a_share_that_is_granted_to_a_cancelled_call_is_given_back() -> No
 
 
 @pytest.mark.asyncio
-async def test_the_deadline_ends_the_wait() -> None:
+async def test_the_deadlineends_the_wait() -> None:
     memory = SoundMemory(100)
     first = Caller(memory, 100)
     await turn()
