@@ -10,7 +10,7 @@ from quire import sounds
 from quire.requests import RequestOptions
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
-from quire.shared.transcription.transcript import Segment, Transcript
+from quire.shared.transcription.transcript import Segment, Transcript, Word
 
 PIECE_BYTES = 256 * 1024
 FIELD = "file"
@@ -25,7 +25,9 @@ class TranscriptionExtras(TypedDict, total=False):
     temperature: float  # 0 to 1
     seed: int
     max_completion_tokens: int  # of each piece
-    timestamp_granularities: Sequence[str]  # "segment": the model finds the times of segments
+    hotwords: str  # names and words that are likely
+    condition_on_previous_text: bool  # pieces follow the text before them, one after the other
+    timestamp_granularities: Sequence[str]  # "segment", "word": the model finds their times
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def transcript_delta(message: pb.TranscribeResponse) -> TranscriptDelta:
             each.temperature,
             each.avg_logprob,
             each.no_speech_prob if each.HasField("no_speech_prob") else None,
+            tuple(Word(word.start, word.end, word.word) for word in each.words),
         )
         for each in message.segments
     ]

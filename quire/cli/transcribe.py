@@ -19,6 +19,7 @@ from quire.transcriptions import TranscriptDelta, TranscriptionExtras, collected
 
 BAR_CHARACTERS = 24
 SUBTITLES = ("srt", "vtt")
+TIMED = (*SUBTITLES, "verbose_json")
 EXTENSIONS = {"text": ".txt", "json": ".json", "verbose_json": ".json", "srt": ".srt", "vtt": ".vtt"}
 
 
@@ -28,6 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--language", default="", metavar="CODE", help="ISO 639 code; default: detected")
     parser.add_argument("--translate", action="store_true", help="write the text in English")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what was said before, or a text in that style")
+    parser.add_argument("--hotwords", default="", metavar="TEXT", help="names and words that are likely")
+    parser.add_argument(
+        "--condition-on-previous-text", action="store_true", help="give the model the text before each piece"
+    )
+    parser.add_argument("--words", action="store_true", help="find the times of words; in subtitles, one cue for each")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 to 1 (default: 0)")
     parser.add_argument(
         "--output",
@@ -59,7 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raises InvalidArgument for several files that would be written into one."""
+    """Raises InvalidArgument for several files that would be written into one, and for words in a format without
+    times."""
+    if arguments.words and arguments.format not in TIMED:
+        text = f"words: format {arguments.format} has no times; choose {', '.join(TIMED)}"
+        raise InvalidArgument(text, field="words")
     is_folder = bool(arguments.output) and Path(arguments.output).is_dir()
     if len(arguments.files) == 1 or is_folder:
         return
@@ -88,12 +98,10 @@ def _client(arguments: argparse.Namespace) -> Iterator[Client]:
 def _transcript(client: Client, arguments: argparse.Namespace, file: str) -> Transcript:
     """Returns the transcript of a file; on a terminal, standard error shows how far it has come."""
     extras: TranscriptionExtras = {"temperature": arguments.temperature, "translate": arguments.translate}
-    if arguments.language:
-        extras["language"] = arguments.language
-    if arguments.prompt:
-        extras["prompt"] = arguments.prompt
-    if arguments.format not in ("text", "json"):
-        extras["timestamp_granularities"] = ["segment"]
+    extras |= {"language": arguments.language, "prompt": arguments.prompt, "hotwords": arguments.hotwords}
+    extras["condition_on_previous_text"] = arguments.condition_on_previous_text
+    if arguments.format in TIMED:
+        extras["timestamp_granularities"] = ["segment", *(["word"] if arguments.words else [])]
     with shown_progress(Path(file).name) as show:
         deltas = client.stream_transcription(Path(file), RequestOptions(), **extras)
         return collected(show(delta) for delta in deltas)
@@ -138,7 +146,7 @@ def _clock(seconds: float) -> str:
 
 def _write(arguments: argparse.Namespace, file: str, transcript: Transcript) -> None:
     """Writes a transcript in the chosen format. Raises InvalidArgument for a file that cannot be written."""
-    text = formatted(transcript, arguments.format)
+    text = formatted(transcript, arguments.format, has_words=arguments.words)
     if not arguments.output:
         print(text, end="", flush=True)
         return
@@ -151,14 +159,15 @@ def _write(arguments: argparse.Namespace, file: str, transcript: Transcript) -> 
         raise InvalidArgument(f"output: cannot write {str(target)!r}: {error.strerror}", field="output") from None
 
 
-def formatted(transcript: Transcript, form: str) -> str:
-    """Returns a transcript in one of FORMATS, ended by a newline."""
+def formatted(transcript: Transcript, form: str, *, has_words: bool = False) -> str:
+    """Returns a transcript in one of FORMATS, ended by a newline. `has_words`: with the times of words."""
     match form:
         case "text":
             return as_text(transcript)
         case "srt":
-            return as_srt(transcript)
+            return as_srt(transcript, by_word=has_words)
         case "vtt":
-            return as_vtt(transcript)
-    answer = as_verbose_json(transcript) if form == "verbose_json" else as_json(transcript)
+            return as_vtt(transcript, by_word=has_words)
+    is_verbose = form == "verbose_json"
+    answer = as_verbose_json(transcript, has_words=has_words) if is_verbose else as_json(transcript)
     return json.dumps(answer, ensure_ascii=False) + "\n"

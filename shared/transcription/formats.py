@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.shared.transcription.quality import compression_ratio
-from quire.shared.transcription.transcript import Segment, Transcript
+from quire.shared.transcription.transcript import Segment, Transcript, Word
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 ARROW = "-->"
@@ -18,24 +18,35 @@ def as_json(transcript: Transcript) -> dict[str, Any]:
     return {"text": transcript.text, "usage": {"type": "duration", "seconds": math.ceil(transcript.seconds)}}
 
 
-def as_verbose_json(transcript: Transcript) -> dict[str, Any]:
-    """Returns OpenAI's object of response_format verbose_json."""
-    return {
+def as_verbose_json(transcript: Transcript, *, has_words: bool = False, has_segments: bool = True) -> dict[str, Any]:
+    """Returns OpenAI's object of response_format verbose_json, with the granularities that were asked for."""
+    answer: dict[str, Any] = {
         "task": transcript.task,
         "language": transcript.language,
         "duration": transcript.seconds,
         "text": transcript.text,
         "usage": {"type": "duration", "seconds": math.ceil(transcript.seconds)},
-        "segments": [_segment(number, segment) for number, segment in enumerate(transcript.segments)],
     }
+    if has_segments:
+        answer["segments"] = [_segment(number, segment) for number, segment in enumerate(transcript.segments)]
+    if has_words:
+        answer["words"] = [
+            {"word": word.text, "start": _seconds(word.start), "end": _seconds(word.end)} for word in transcript.words
+        ]
+    return answer
+
+
+def _seconds(time: float) -> float:
+    """Returns a time in whole milliseconds."""
+    return round(time, 3)
 
 
 def _segment(number: int, segment: Segment) -> dict[str, Any]:
     return {
         "id": number,
         "seek": round(segment.start * 100),
-        "start": segment.start,
-        "end": segment.end,
+        "start": _seconds(segment.start),
+        "end": _seconds(segment.end),
         "text": segment.text,
         "tokens": [*segment.token_ids],
         "temperature": segment.temperature,
@@ -50,28 +61,28 @@ def as_text(transcript: Transcript) -> str:
     return f"{transcript.text}\n"
 
 
-def as_srt(transcript: Transcript) -> str:
-    """Returns the segments as SubRip subtitles, numbered from 1."""
+def as_srt(transcript: Transcript, *, by_word: bool = False) -> str:
+    """Returns the segments, or the words, as SubRip subtitles, numbered from 1."""
     cues = [
         f"{number}\n{_time(segment.start, ',')} {ARROW} {_time(segment.end, ',')}\n{text}\n"
-        for number, (segment, text) in enumerate(_cues(transcript), 1)
+        for number, (segment, text) in enumerate(_cues(transcript, by_word=by_word), 1)
     ]
     return "\n".join(cues)
 
 
-def as_vtt(transcript: Transcript) -> str:
-    """Returns the segments as WebVTT subtitles."""
+def as_vtt(transcript: Transcript, *, by_word: bool = False) -> str:
+    """Returns the segments, or the words, as WebVTT subtitles."""
     cues = [
         f"{_time(segment.start, '.')} {ARROW} {_time(segment.end, '.')}\n{_escaped(text)}\n"
-        for segment, text in _cues(transcript)
+        for segment, text in _cues(transcript, by_word=by_word)
     ]
     return "\n".join(["WEBVTT\n", *cues])
 
 
-def _cues(transcript: Transcript) -> Iterator[tuple[Segment, str]]:
-    """Yields the segments that have a text, with the text in one line: an empty line would end a cue, and an arrow
-    would be read as times."""
-    for segment in transcript.segments:
+def _cues(transcript: Transcript, *, by_word: bool) -> Iterator[tuple[Segment | Word, str]]:
+    """Yields the segments or words that have a text, with the text in one line: an empty line would end a cue, and an
+    arrow would be read as times."""
+    for segment in transcript.words if by_word else transcript.segments:
         text = " ".join(segment.text.split()).replace(ARROW, "->")
         if text:
             yield segment, text

@@ -7,6 +7,15 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """Word with its times, in seconds from the start of the file, and the punctuation around it."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Stretch of speech with its times, in seconds from the start of the file."""
 
@@ -17,6 +26,7 @@ class Segment:
     temperature: float = 0.0
     avg_logprob: float = 0.0
     no_speech_prob: float | None = None
+    words: tuple[Word, ...] = field(default=(), repr=False)  # only if they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +38,8 @@ class Transcript:
     language: str
     seconds: float  # of the file
     task: str = "transcribe"  # or "translate"
+
+    @property
+    def words(self) -> list[Word]:
+        """Words of all segments."""
+        return [word for segment in self.segments for word in segment.words]

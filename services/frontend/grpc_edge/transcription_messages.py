@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.services.frontend.transcription.form import GRANULARITIES, TranscriptionForm, checked_form
-from quire.services.frontend.transcription.transcriber import TRANSCRIBE, TRANSLATE
+from quire.services.frontend.transcription.work import TRANSCRIBE, TRANSLATE
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.transcription.quality import compression_ratio
 from quire.shared.transcription.transcript import Segment, Transcript
@@ -18,12 +18,14 @@ def form_of(options: pb.TranscriptionOptions, content: bytes) -> TranscriptionFo
     HTTP."""
     fields: dict[str, Sequence[str]] = {
         name: [str(getattr(options, name))]
-        for name in ("model", "language", "prompt", "temperature")
+        for name in ("model", "language", "prompt", "hotwords", "temperature")
         if getattr(options, name)
     }
     for name in ("seed", "max_completion_tokens"):
         if options.HasField(name):
             fields[name] = [str(getattr(options, name))]
+    if options.condition_on_previous_text:
+        fields["condition_on_previous_text"] = ["true"]
     if options.timestamp_granularities:
         fields["response_format"] = ["verbose_json"]
         fields[GRANULARITIES] = [*options.timestamp_granularities]
@@ -62,4 +64,5 @@ def _segment(number: int, segment: Segment) -> pb.TranscriptionSegment:
         avg_logprob=segment.avg_logprob,
         compression_ratio=compression_ratio(segment.text),
         no_speech_prob=segment.no_speech_prob,
+        words=[pb.TranscriptionWord(start=word.start, end=word.end, word=word.text) for word in segment.words],
     )

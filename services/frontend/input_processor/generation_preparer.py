@@ -19,6 +19,7 @@ from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.input_processor.sampling.sampling_message import (
     bad_word_columns,
     grammar_bytes,
+    timestamp_rules,
     to_message,
 )
 from quire.services.frontend.media.pipeline import PromptMedia
@@ -94,6 +95,7 @@ class GenerationPreparer:
         thinking = self._thinking_columns(sampling)
         eos = u32_bytes(self._eos_ids(sampling))
         grammar = grammar_bytes(sampling)
+        timestamps = timestamp_rules(sampling)
 
         def options_of(num_prompt_tokens: int) -> PromptOptions:
             """Completes the parameters with the output length for a prompt of `num_prompt_tokens` and serializes
@@ -109,6 +111,7 @@ class GenerationPreparer:
                 tenant=request.tenant if grammar else "",
                 adapter=adapter.name if adapter else "",
                 adapter_digest=adapter.digest if adapter else b"",
+                timestamps=timestamps,
             )
             return PromptOptions(complete, params.SerializeToString(), eos, grammar)
 

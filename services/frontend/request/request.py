@@ -117,6 +117,23 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampRules:
+    """Rules for the time stamps of Whisper: TimestampRules of worker.proto."""
+
+    first_id: int  # of 0.00 s
+    declining_id: int  # the token that declines time stamps
+    max_initial_steps: int | None = None  # most steps of 0.02 s of the first one; None: any
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Requests to which rows of the encoder's output tokens attend: AlignmentParams of worker.proto."""
+
+    first_position: int  # of the prompt; all later tokens are aligned
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling parameters, named as in protos/quire/common/v1/sampling.proto, with the protocol's defaults."""
 
@@ -147,6 +164,7 @@ class Sampling:
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
     logits_processors: Mapping[str, str] = field(default_factory=dict)  # name -> arguments as JSON
+    timestamps: TimestampRules | None = None
     scalars: Mapping[str, float] = field(
         default_factory=dict
     )  # values given for the parameters of scalar_parameters.py
@@ -166,6 +184,7 @@ class Pooling:
     classify: bool = False  # apply the model's classification head
     step_tag_id: int | None = None  # pooler step: the token whose positions are pooled
     prompt_name: str = ""  # name of a prompt prefix of the model's configuration; empty: its default
+    alignment: Alignment | None = None  # rows of numbers in place of vectors; None: vectors
 
 
 @dataclass(frozen=True, slots=True)

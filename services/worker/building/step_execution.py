@@ -14,6 +14,7 @@ from quire.services.worker.building.environment import Environment
 from quire.services.worker.building.graph_maker import GraphBuilder
 from quire.services.worker.building.model import LoadedModel
 from quire.services.worker.building.replica_config import ReplicaConfig
+from quire.services.worker.heads.alignment import AlignedModel, AlignmentHead, AlignmentSettings
 from quire.services.worker.heads.heads import Heads
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS
 from quire.services.worker.media.step_media import StepMedia
@@ -56,6 +57,8 @@ def build_step_execution(
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
     if loaded.vision is not None and isinstance(model, EncoderDecoderModel):
         runner.use_cross_attention(loaded.vision.cache, model)
+        if isinstance(model, AlignedModel) and place.shard.is_whole:
+            _use_alignment(runner, settings, model)
     elif loaded.vision is not None:
         device, sees_ahead = environment.device.torch_device, environment.spec.sees_ahead
         runner.use_media(
@@ -64,6 +67,13 @@ def build_step_execution(
     return StepExecution(
         runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )
+
+
+def _use_alignment(runner: ModelRunner, settings: WorkerSettings, model: AlignedModel) -> None:
+    """Lets sequences ask for their alignment with the encoder's output."""
+    layers = model.cross_layers
+    heads = AlignmentSettings.of_folder(Path(settings.model), len(layers), layers[0].num_heads)
+    runner.heads.use_alignment(AlignmentHead(heads, layers, runner.cross_keys))
 
 
 def _runner(model: CausalLM, heads: Heads, environment: Environment) -> ModelRunner:

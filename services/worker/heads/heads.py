@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from quire.services.worker.device.staging import Staging, upload
+from quire.services.worker.heads.alignment import AlignmentHead
 from quire.services.worker.heads.features import FeaturesHead
 from quire.services.worker.heads.late_interaction import LateInteractionScorer
 from quire.services.worker.heads.port import Head, HeadLaunch, HeadRows
@@ -23,7 +24,7 @@ from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
-from quire.shared.errors import QuireError
+from quire.shared.errors import InvalidArgument, QuireError
 
 
 class SamplingHead:
@@ -127,12 +128,20 @@ class Heads:
         """Makes steps end in `features` as well."""
         self._features = features
 
+    def use_alignment(self, head: AlignmentHead) -> None:
+        """Lets sequences ask for their alignment with the output of an encoder."""
+        self._others += (head,)
+
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores what the sequence's passes end in, in sampler, heads and observers. Raises InvalidArgument after
-        releasing it everywhere; the slot is then computed with default parameters."""
+        releasing it everywhere, also for an alignment without a head for it; the slot is then computed with default
+        parameters."""
         asked = admission.parameters
         heads = self._heads_of[slot] = [head for head in self._others if not head.parameters.isdisjoint(asked)]
         try:
+            if admission.alignment is not None and not heads:
+                text = "alignment: this worker cannot align; it needs Whisper without tensor parallelism"
+                raise InvalidArgument(text, field="alignment")
             if not admission.samples_nothing:
                 self._sampler.admit(slot, admission)
             for state in (*heads, *self._observers):

@@ -76,4 +76,15 @@ class PooledVectors:
             for slot, vector in zip(self.slots, vectors, strict=True):
                 if not np.isfinite(vector).all():
                     failures.append((slot, Internal("the pooled vector holds NaN or infinity")))
-        return result._replace(failures=failures, pooled=PooledColumns(slots, sizes, self.values))
+        pooled = _merged(result.pooled, PooledColumns(slots, sizes, self.values))
+        return result._replace(failures=failures, pooled=pooled)
+
+
+def _merged(before: PooledColumns | None, new: PooledColumns) -> PooledColumns:
+    """Returns the vectors of two heads in one, slots ascending."""
+    if before is None:
+        return new
+    slots, sizes = np.concatenate((before.slots, new.slots)), np.concatenate((before.sizes, new.sizes))
+    parts = np.split(np.concatenate((before.values, new.values)), np.cumsum(sizes)[:-1])
+    order = np.argsort(slots)
+    return PooledColumns(slots[order], sizes[order], np.concatenate([parts[index] for index in order]))

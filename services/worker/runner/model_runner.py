@@ -164,6 +164,13 @@ class ModelRunner:
 
         self.media = CrossMedia(cache, store)
 
+    def cross_keys(self, layer: int, slot: int, num_rows: int) -> Tensor:
+        """Returns a layer's keys of the encoder's output that a slot attends to, [num_rows, num_kv_heads, head_dim]."""
+        cross = self.caches[layer].cross
+        assert cross is not None, "every layer attends to the encoder's output"
+        blocks = self.slot_memory.cross_tables[slot, : -(-num_rows // self._block_size)]
+        return cross.k.index_select(0, blocks).flatten(0, 1)[:num_rows]
+
     @property
     def _block_size(self) -> int:
         return int(self.caches[0].k.size(1))

@@ -42,12 +42,20 @@ class SlotAdmission:
     pooled_tokens: bytes = b""  # u32 column: tokens that get a vector each; empty: as the pooler selects
     query_id: bytes = b""  # late interaction: its query, or the query it is scored against; empty: none
     is_query: bool = False
+    timestamps: pb.TimestampRules | None = None  # None: no rules for time stamps
+    alignment: pb.AlignmentParams | None = None  # None: the sequence is sampled or pooled
 
     @property
     def parameters(self) -> set[str]:
         """Names of the fields that have an effect: any of `sampling`, and those of one sampling feature or head."""
         names = {field.name for field, value in self.sampling.ListFields() if NEUTRAL.get(field.name) != value}
-        own = {"bad_word_token_ids": self.bad_word_token_ids, "grammar_id": self.grammar_id, "pooling": self.pooling}
+        own = {
+            "bad_word_token_ids": self.bad_word_token_ids,
+            "grammar_id": self.grammar_id,
+            "pooling": self.pooling,
+            "timestamps": self.timestamps,
+            "alignment": self.alignment,
+        }
         return names | {name for name, value in own.items() if value}
 
     @property
@@ -68,15 +76,17 @@ class SlotAdmission:
         """Builds the admission from a plan's row and its serialized SequenceParams.
 
         Raises InvalidArgument for params that cannot be decoded (schedulers pass them on unread) and for params whose
-        kind (sampling or pooling) differs from the plan.
+        kind (sampling, or pooling and alignment) differs from the plan.
         """
         try:
             params = pb.SequenceParams.FromString(admitted.params)
         except DecodeError:
             raise InvalidArgument("params: not a serialized SequenceParams", field="params") from None
-        pooled = params.HasField("pooling")
-        if pooled != admitted.samples_nothing:
-            text = "a sequence that is pooled samples nothing" if pooled else "no head for one that samples nothing"
+        pooled, aligned = params.HasField("pooling"), params.HasField("alignment")
+        if (pooled or aligned) != admitted.samples_nothing:
+            text = "no head for a sequence that samples nothing"
+            if not admitted.samples_nothing:
+                text = "a sequence that is pooled or aligned samples nothing"
             raise InvalidArgument(f"params: {text}", field="params")
         return cls(
             admitted.token_ids,
@@ -98,6 +108,8 @@ class SlotAdmission:
             params.pooled_tokens,
             admitted.query_id,
             admitted.is_query,
+            params.timestamps if params.HasField("timestamps") else None,
+            params.alignment if aligned else None,
         )
 
 

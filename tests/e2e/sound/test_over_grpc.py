@@ -84,7 +84,7 @@ def test_silence_has_no_text(client: Client) -> None:
         ({"temperature": 2.0}, InvalidArgument, "temperature: must be a number from 0.0 to 1.0, got '2.0'"),
         ({"timestamp_granularities": ["line"]}, InvalidArgument, "must be segment or word, got 'line'"),
         ({"max_completion_tokens": 0}, InvalidArgument, "max_completion_tokens: must be a number from 1"),
-        ({"hotwords": "Quire"}, InvalidArgument, "hotwords is not an option of transcriptions; available: language"),
+        ({"top_k": 3}, InvalidArgument, "top_k is not an option of transcriptions; available: language"),
     ],
 )
 def test_options_are_refused_by_name(client: Client, extras: dict[str, Any], kind: type[QuireError], text: str) -> None:

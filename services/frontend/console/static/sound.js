@@ -1,11 +1,12 @@
+import { bubble, events } from "./chat.js";
+
 const element = (id) => document.getElementById(id);
 const PATH = "v1/audio/transcriptions";
 
 // Sound of the visitor, from a file or the microphone, turned into text by a model that transcribes.
 export class Sound {
-  constructor(call, show) {
+  constructor(call) {
     this.call = call;
-    this.show = show;
     this.recorder = null;
     element("sound").addEventListener("click", () => element("clips").click());
     element("clips").addEventListener("change", () => {
@@ -20,7 +21,6 @@ export class Sound {
     const taken = paths.some((path) => path.endsWith(PATH));
     element("sound").hidden = !taken;
     element("microphone").hidden = !taken || !navigator.mediaDevices || !window.MediaRecorder;
-    element("ask").classList.toggle("hears", taken);
   }
 
   async record() {
@@ -28,7 +28,7 @@ export class Sound {
     try {
       stream = await navigator.mediaDevices.getUserMedia({ audio: true });
     } catch (error) {
-      this.show("error", "").textContent = `The microphone is not available: ${error.message}`;
+      bubble("error", "").textContent = `The microphone is not available: ${error.message}`;
       return;
     }
     const pieces = [];
@@ -49,14 +49,14 @@ export class Sound {
     element("microphone").classList.toggle("active", active);
   }
 
-  // Shows the text as it comes, then the times of its words or, where the model has none, of its segments.
+  // Shows the text as it comes, then the times of its words.
   async transcribe(file, name) {
-    this.show("user", name);
-    const shown = this.show("assistant writing", "");
+    bubble("user", name);
+    const shown = bubble("assistant writing", "");
     const text = document.createElement("p");
     shown.append(text);
     try {
-      for await (const event of events(await this.send(file, name, { stream: "true" }))) {
+      for await (const event of events((await this.send(file, name, { stream: "true" })).body)) {
         if (event.error) throw new Error(event.error.message);
         if (event.delta) text.textContent += event.delta;
         if (event.type === "transcript.text.done") text.textContent = event.text || "(nothing is said)";
@@ -71,13 +71,7 @@ export class Sound {
   }
 
   async timed(file, name) {
-    const wanted = { response_format: "verbose_json" };
-    try {
-      return await (await this.send(file, name, { ...wanted, "timestamp_granularities[]": "word" })).json();
-    } catch (error) {
-      if (error.status !== 400 && error.status !== 501) throw error;
-    }
-    return (await this.send(file, name, wanted)).json();
+    return (await this.send(file, name, { response_format: "verbose_json", "timestamp_granularities[]": "word" })).json();
   }
 
   async send(file, name, fields) {
@@ -87,31 +81,18 @@ export class Sound {
     const response = await this.call(PATH, { method: "POST", body: form });
     if (response.status === 401) element("key").focus();
     if (response.ok) return response;
-    const said = (await response.json()).error?.message ?? response.statusText;
-    throw Object.assign(new Error(said), { status: response.status });
+    throw new Error((await response.json()).error?.message ?? response.statusText);
   }
 }
 
-// The parts of a transcript with their times, as a list: words if there are some, else segments.
+// The words of a transcript with their times, as a list.
 function times(transcript) {
   const list = Object.assign(document.createElement("ol"), { className: "times" });
-  const parts = transcript.words?.length ? transcript.words : transcript.segments ?? [];
-  list.append(...parts.map((part) => {
-    const time = Object.assign(document.createElement("time"), { textContent: `${part.start.toFixed(2)}–${part.end.toFixed(2)}` });
+  list.append(...(transcript.words ?? []).map(({ start, end, word }) => {
+    const time = Object.assign(document.createElement("time"), { textContent: `${start.toFixed(2)}–${end.toFixed(2)}` });
     const entry = document.createElement("li");
-    entry.append(time, ` ${(part.word ?? part.text).trim()}`);
+    entry.append(time, ` ${word.trim()}`);
     return entry;
   }));
   return list;
-}
-
-async function* events(response) {
-  let rest = "";
-  for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
-    const lines = (rest + piece).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-    }
-  }
 }

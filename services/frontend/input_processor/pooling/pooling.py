@@ -11,7 +11,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import pooling_pb2
 from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
-from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
+from quire.shared.pb.worker.v1.worker_pb2 import AlignmentParams, SequenceParams
 
 ALL, STEP = "all", "step"
 POOLERS = {
@@ -55,7 +55,11 @@ def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = 
 
 def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> bytes:
     """Returns the serialized SequenceParams of a pooled prompt: pooler options, adapter, and the places in the
-    prompt that pooling needs. Unset options mean the model's defaults."""
+    prompt that pooling needs; or of a prompt that is aligned. Unset options mean the model's defaults."""
+    if pooling.alignment is not None:
+        asked = pooling.alignment
+        alignment = AlignmentParams(first_position=asked.first_position, num_rows=asked.num_rows)
+        return SequenceParams(alignment=alignment).SerializeToString()
     message = PoolingParams(
         pooler=POOLERS[pooling.pooler],
         dimensions=pooling.dimensions or 0,
@@ -79,6 +83,8 @@ def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> by
 def num_vectors(pooling: Pooling | None, prompt: Tokenized) -> int | None:
     """Returns the number of a prompt's token vectors; None for a single vector. Raises InvalidArgument if it would be
     0."""
+    if pooling is not None and pooling.alignment is not None:
+        return len(prompt.token_ids) - pooling.alignment.first_position
     if pooling is None or pooling.pooler not in (ALL, STEP):
         return None
     if prompt.pooled_tokens:

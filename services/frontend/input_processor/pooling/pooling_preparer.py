@@ -94,12 +94,13 @@ class PoolingPreparer:
         return prepared
 
     def _sampling(self, pooled: Pooling) -> sampling_pb2.SamplingParams:
-        """Returns the sampling parameters; poolers that use more than the last token's state cannot read the prefix
-        cache."""
+        """Returns the sampling parameters; poolers that use more than the last token's state, and alignments, cannot
+        read the prefix cache."""
         pools_last_token = (
             self._traits.texts.pools_last_token if not pooled.pooler else pooled.pooler in pooling.LAST_TOKEN_POOLERS
         )
-        return sampling_pb2.SamplingParams(skip_reading_prefix_cache=not pools_last_token)
+        skips = not pools_last_token or pooled.alignment is not None
+        return sampling_pb2.SamplingParams(skip_reading_prefix_cache=skips)
 
     async def _read(
         self, prompt: Prompt, request: Request, pooled: Pooling, max_model_len: int, holds: MediaHolds

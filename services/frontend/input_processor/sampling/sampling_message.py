@@ -11,6 +11,7 @@ from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.columns import i32_bytes
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.worker.v1 import worker_pb2
 
 
 def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:
@@ -54,6 +55,16 @@ def grammar_bytes(sampling: Sampling) -> bytes:
     """Serializes a constraint; equal constraints have equal bytes."""
     structured_output = sampling.structured_output
     return b"" if structured_output is None else structured_output.SerializeToString(deterministic=True)
+
+
+def timestamp_rules(sampling: Sampling) -> worker_pb2.TimestampRules | None:
+    """Converts the rules for time stamps to their message; None without rules."""
+    rules = sampling.timestamps
+    if rules is None:
+        return None
+    return worker_pb2.TimestampRules(
+        first_id=rules.first_id, declining_id=rules.declining_id, max_initial_steps=rules.max_initial_steps
+    )
 
 
 async def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:

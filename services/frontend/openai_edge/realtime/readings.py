@@ -14,8 +14,8 @@ from quire.services.frontend.openai_edge.routes.transcription_routes import REAL
 from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.transcription.form import TranscriptionForm
 from quire.services.frontend.transcription.live import LiveUtterance, samples_of
-from quire.services.frontend.transcription.transcriber import TRANSCRIBE
 from quire.services.frontend.transcription.transcription import Transcription
+from quire.services.frontend.transcription.work import TRANSCRIBE
 from quire.shared.errors import QuireError, ResourceExhausted, transport
 from quire.shared.media.audio.wav import float_wav
 from quire.shared.transcription.transcript import Transcript

@@ -16,9 +16,16 @@ from quire.services.frontend.http.router import Router
 from quire.services.frontend.offline.upload import boundary_of
 from quire.services.frontend.openai_edge.answers.chunks import DONE, ErrorEvents, event
 from quire.services.frontend.openai_edge.errors import plain_response
-from quire.services.frontend.transcription.form import MAX_FORM_BYTES, TranscriptionForm, read_form
+from quire.services.frontend.transcription.form import (
+    AUTO,
+    MAX_FORM_BYTES,
+    SEGMENT,
+    WORD,
+    TranscriptionForm,
+    read_form,
+)
 from quire.services.frontend.transcription.sound_memory import memory_of
-from quire.services.frontend.transcription.transcriber import TRANSCRIBE, TRANSLATE
+from quire.services.frontend.transcription.work import TRANSCRIBE, TRANSLATE
 from quire.shared.errors import InvalidArgument
 from quire.shared.transcription.formats import FORMATS, as_json, as_srt, as_text, as_verbose_json, as_vtt
 from quire.shared.transcription.transcript import Transcript
@@ -48,9 +55,12 @@ FORM = {
                         "model": {"type": "string"},
                         "language": {"type": "string"},
                         "prompt": {"type": "string"},
+                        "hotwords": {"type": "string"},
+                        "condition_on_previous_text": {"type": "boolean"},
+                        "chunking_strategy": {"enum": [AUTO]},
                         "response_format": {"enum": [*FORMATS]},
                         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
-                        "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment"]}},
+                        "timestamp_granularities[]": {"type": "array", "items": {"enum": [SEGMENT, WORD]}},
                         "stream": {"type": "boolean"},
                         "seed": {"type": "integer"},
                         "max_completion_tokens": {"type": "integer", "minimum": 1},
@@ -151,11 +161,13 @@ def written(transcript: Transcript, form: TranscriptionForm) -> bytes:
         case "text":
             return as_text(transcript).encode()
         case "srt":
-            return as_srt(transcript).encode()
+            return as_srt(transcript, by_word=form.has_words).encode()
         case "vtt":
-            return as_vtt(transcript).encode()
+            return as_vtt(transcript, by_word=form.has_words).encode()
         case "verbose_json":
-            answer: dict[str, Any] = as_verbose_json(transcript)
+            answer: dict[str, Any] = as_verbose_json(
+                transcript, has_words=form.has_words, has_segments=form.has_segments
+            )
             return orjson.dumps(answer)
     return orjson.dumps(as_json(transcript))
 

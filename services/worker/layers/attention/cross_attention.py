@@ -50,6 +50,8 @@ class CrossAttention:
         self._parts = (self._queries, self._keys_values, self._output)
         self._head_dim, self._scale = head_dim, config.attention.scale or head_dim**-0.5
         self._backend = backend
+        self._keeps_queries = False
+        self._kept: Tensor | None = None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
@@ -66,9 +68,33 @@ class CrossAttention:
             heads = part.reshape(rows.size(0), self._heads.num_kv, self._head_dim).to(memory.dtype)
             memory.view(-1, *memory.shape[2:]).index_copy_(0, tokens, heads)
 
+    @property
+    def num_heads(self) -> int:
+        """Query heads of this rank."""
+        return self._heads.num_q
+
+    @property
+    def scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return self._scale
+
+    def keep_queries(self, keeps: bool) -> None:
+        """Sets whether the queries of each step can be read after it; the last ones are dropped otherwise."""
+        self._keeps_queries = keeps
+        if not keeps:
+            self._kept = None
+
+    @property
+    def queries(self) -> Tensor:
+        """Queries of the last step's tokens, [num_tokens, num_heads, head_dim], while they are kept."""
+        assert self._kept is not None, "keep_queries() was called before the step"
+        return self._kept
+
     def __call__(self, x: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """Attends: x [num_tokens, hidden_size] -> the same shape. `metadata`: each token as a row over the whole output
         of its encoder."""
         q = self._queries(x).view(x.size(0), self._heads.num_q, self._head_dim)
+        if self._keeps_queries:
+            self._kept = q
         attended = self._backend.attend(q, cache.k, cache.v, metadata, scale=self._scale, window=0)
         return self._output(attended.flatten(1))

@@ -142,6 +142,11 @@ class WhisperForConditionalGeneration(LearnedPositions):
         """Names of checkpoint tensors to ignore: those of the encoder, and the tied output head."""
         return (*super().passed_over, "model.encoder.", "encoder.", HEAD)
 
+    @property
+    def cross_layers(self) -> list[CrossAttention]:
+        """Cross attention of each layer, whose heads follow the speech."""
+        return [layer.cross for layer in self.layers if isinstance(layer, WhisperLayer)]
+
     def new_encoder(self, place: LayerPlacement) -> WhisperSound:
         """Returns the encoder without weights."""
         return WhisperSound(_encoder_of(self.config), place)

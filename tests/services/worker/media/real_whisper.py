@@ -96,6 +96,7 @@ def convert(source: Path, folder: Path) -> None:
     given = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(CONFIG))
     lists = {"suppress_tokens": given["suppress_ids"], "begin_suppress_tokens": given["suppress_ids_begin"]}
+    lists["alignment_heads"] = given["alignment_heads"]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END, **lists}))
     (folder / "preprocessor_config.json").write_text(json.dumps({"feature_size": 80, "chunk_length": 30}))
     shutil.copy(source / "tokenizer.json", folder)
