@@ -58,8 +58,8 @@ def floats(clip: np.ndarray, rate: int = RATE) -> bytes:
 
 
 @contextmanager
-def whisper_cluster(folder: Path) -> Iterator[Served]:
-    """Writes the model to `folder` and serves it with one worker."""
+def whisper_cluster(folder: Path, workers: int = 1, **settings: Any) -> Iterator[Served]:
+    """Writes the model to `folder` and serves it. `settings`: of services other than workers, by service."""
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer())
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     size = len(tokenizer)
@@ -68,7 +68,9 @@ def whisper_cluster(folder: Path) -> Iterator[Served]:
     tokenizer.save_pretrained(folder)
     transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=1).save_pretrained(folder)
     worker = {"threads": 1, "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 400}
-    options = ClusterOptions(model=str(folder), workers=1, http_port=0, grpc_port=0, settings={"worker": worker})
+    options = ClusterOptions(
+        model=str(folder), workers=workers, http_port=0, grpc_port=0, settings={"worker": worker, **settings}
+    )
     with Cluster(options) as running:
         found = Served(running, model, tokenizer)
         yield found

@@ -33,19 +33,22 @@ export class Sound {
     }
     const pieces = [];
     this.recorder = new MediaRecorder(stream);
-    this.recorder.addEventListener("dataavailable", (event) => pieces.push(event.data));
+    this.recorder.addEventListener("dataavailable", (event) => {
+      pieces.push(event.data);
+      if (this.recorder?.state === "recording") this.listening(true, pieces.length);
+    });
     this.recorder.addEventListener("stop", () => {
       for (const track of stream.getTracks()) track.stop();
       this.listening(false);
       this.transcribe(new Blob(pieces, { type: this.recorder.mimeType }), "Recording");
       this.recorder = null;
     });
-    this.recorder.start();
-    this.listening(true);
+    this.recorder.start(1000);
+    this.listening(true, 0);
   }
 
-  listening(active) {
-    element("microphone").textContent = active ? "Stop recording" : "Microphone";
+  listening(active, seconds) {
+    element("microphone").textContent = active ? `Stop recording (${seconds} s)` : "Microphone";
     element("microphone").classList.toggle("active", active);
   }
 
