@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.shared.transcription.joining import WITHOUT_SPACES
-from quire.shared.transcription.silence import quietest
+from quire.shared.transcription.silence import is_silent, quietest, speech_level
 from quire.shared.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 2
 NEWS_S = 0.4  # of new sound, after which the window is read again
 MOST_UNREAD_S = 60.0  # of sound that is kept; a sender beyond it waits
+LISTENED_S = 10.0  # of the last sound, among which silence is told from speech
 SEARCH_PART = 6  # a window that is full is cut in its last sixth
 PUNCTUATION = ".,;:!?…-\"'。、！？"
 
@@ -54,6 +55,15 @@ class LiveUtterance:
         self._sound += sound
         self.num_bytes += len(sound)
         self._news.set()
+
+    def has_fallen_silent(self, silence_s: float) -> bool:
+        """Returns whether there was speech in the last LISTENED_S, and none in the last `silence_s`."""
+        window = samples_of(self._sound[-int(LISTENED_S * self._rate) * SAMPLE_BYTES :])
+        tail = window[-int(silence_s * self._rate) :]
+        if len(tail) < int(silence_s * self._rate):
+            return False
+        level = speech_level(window, self._rate)
+        return is_silent(tail, self._rate, level) and not is_silent(window, self._rate, level)
 
     def end(self) -> None:
         """Notes that no more sound follows."""

@@ -136,6 +136,8 @@ def test_events_are_refused_and_the_session_goes_on(served: Served) -> None:
             ('{"type": "input_audio_buffer.append", "audio": "AAAAAA=="}', "model_not_validated"),
             ('{"type": "input_audio_buffer.commit"}', "model_not_validated"),
             ('{"type": "session.update", "model": "other"}', "model_not_found"),
+            ('{"type": "input_audio_buffer.commit"}', "model_not_validated"),  # a refused model is none (vllm#36399)
+            ('{"type": "session.update", "session": {"type": "realtime"}}', "invalid_event"),  # litellm#15959
             ('{"type": "session.update", "language": "xx"}', "invalid_event"),
         ):
             live.raw(message)
@@ -209,3 +211,56 @@ async def test_a_client_that_leaves_frees_everything(served: Served) -> None:
         return False
 
     await eventually(is_free)
+
+
+def test_a_commit_before_the_sound_starts_nothing_and_ends_nothing(served: Served) -> None:
+    """Clients of vLLM's realtime commit first and append then (suitenumerique/meet#1277)."""
+    with session(served) as live:
+        live.send("session.update", model="", language="en")
+        live.next()
+        live.send("input_audio_buffer.commit")
+        live.speak(noise(RATE // 2))
+        live.send("input_audio_buffer.commit", final=True)
+        assert live.until("transcription.done")[-1]["text"]
+
+
+def test_utterances_end_at_silence_if_turns_are_detected(served: Served) -> None:
+    with session(served, "/v1/realtime?intent=transcription") as live:
+        turns = {"type": "server_vad", "silence_duration_ms": 300}
+        live.send("session.update", session={"audio": {"input": {"format": {"rate": RATE}, "turn_detection": turns}}})
+        assert live.next()["session"]["audio"]["input"]["turn_detection"] == turns
+        for _ in range(2):
+            live.speak(np.concatenate([noise(RATE // 2, level=0.3), np.zeros(RATE // 2, np.float32)]))
+        done = "conversation.item.input_audio_transcription.completed"
+        first, second = live.until(done), live.until(done)
+        items = [event["item_id"] for event in (*first, *second) if event["type"] == "input_audio_buffer.committed"]
+        assert len(set(items)) == len(items) == 2
+        assert [first[-1]["item_id"], second[-1]["item_id"]] == items
+
+
+def test_a_session_ends_with_a_closing_handshake(served: Served) -> None:
+    """A close without an answer is shown to users as an error (N.E.K.O#2900)."""
+    url = served.base_url.replace("http://", "ws://") + "/v1/realtime"
+    with client.connect(url) as socket:
+        socket.recv()
+        socket.close(1000)
+    assert socket.close_code == 1000
+
+
+def test_a_new_session_has_nothing_of_an_earlier_one(served: Served) -> None:
+    """Output of a client that had left reached the next one (speech-to-speech#226)."""
+    with session(served) as live:
+        live.send("session.update", model="", language="en")
+        live.speak(noise(2 * RATE))
+    with session(served) as live:
+        live.send("session.update", model="", language="en")
+        live.send("input_audio_buffer.commit", final=True)
+        assert live.next()["type"] == "session.updated"
+        assert live.next()["code"] == "invalid_event", "its buffer is empty"
+
+
+def test_a_path_that_is_written_twice_gets_a_hint(served: Served) -> None:
+    """Base URLs that end with the path (VideoCaptioner#724)."""
+    answer = served.http.post("/v1/audio/transcriptions/audio/transcriptions")
+    assert answer.status_code == 404
+    assert "did you mean /v1/audio/transcriptions?" in answer.json()["error"]["message"]

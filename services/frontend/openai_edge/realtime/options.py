@@ -12,6 +12,8 @@ VLLM_RATE, OPENAI_RATE = 16_000, 24_000
 LEAST_RATE, MOST_RATE = 8_000, 48_000
 MOST_PROMPT = 4096  # characters
 PCM = ("audio/pcm", "pcm16")
+SERVER_VAD = "server_vad"
+SILENCE_MS, LEAST_MS, MOST_MS = 500, 200, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class SessionOptions:
     prompt: str = ""
     rate: int = VLLM_RATE
     is_openai: bool = False  # the form of the session's events
+    silence_s: float = 0.0  # after speech, that ends an utterance; 0: only a commit does
 
     def shown(self) -> dict[str, Any]:
         """Returns the options as session.created and session.updated show them."""
@@ -30,9 +33,12 @@ class SessionOptions:
         sound = {
             "format": {"type": "audio/pcm", "rate": self.rate},
             "transcription": transcription,
-            "turn_detection": None,
+            "turn_detection": self._shown_turns(),
         }
         return {"audio": {"input": sound}}
+
+    def _shown_turns(self) -> dict[str, Any] | None:
+        return {"type": SERVER_VAD, "silence_duration_ms": round(self.silence_s * 1000)} if self.silence_s else None
 
 
 def updated(options: SessionOptions, event: Mapping[str, Any]) -> SessionOptions:
@@ -46,10 +52,11 @@ def updated(options: SessionOptions, event: Mapping[str, Any]) -> SessionOptions
             _text(event, "prompt", options.prompt),
             _rate(event.get("sample_rate", options.rate), "sample_rate"),
             options.is_openai,
+            options.silence_s,
         )
     sound = _object(_object(session, "session").get("audio") or {}, "session.audio").get("input") or {}
     sound = _object(sound, "session.audio.input")
-    _check_absent(session, sound)
+    _check_type(session)
     said = sound.get("transcription") or session.get("input_audio_transcription") or {}
     said = _object(said, "transcription")
     before = OPENAI_RATE if not options.is_openai else options.rate
@@ -59,20 +66,37 @@ def updated(options: SessionOptions, event: Mapping[str, Any]) -> SessionOptions
         _text(said, "prompt", options.prompt),
         _format_rate(sound.get("format", session.get("input_audio_format")), before),
         is_openai=True,
+        silence_s=_silence_s(session, sound, options.silence_s),
     )
 
 
-def _check_absent(session: Mapping[str, Any], sound: Mapping[str, Any]) -> None:
-    """Raises EventError for another kind of session, and for the detection of turns."""
+def _check_type(session: Mapping[str, Any]) -> None:
+    """Raises EventError for another kind of session."""
     if session.get("type", "transcription") != "transcription":
         text = f"session.type: only transcription is offered, got {session['type']!r:.64}"
         raise EventError("invalid_event", text, "session.type")
-    if sound.get("turn_detection") or session.get("turn_detection"):
-        text = (
-            "turn_detection: not supported; set it to null and send input_audio_buffer.commit at the end of each "
-            "utterance"
-        )
+
+
+def _silence_s(session: Mapping[str, Any], sound: Mapping[str, Any], before: float) -> float:
+    """Returns the silence that ends an utterance: `before` if nothing is said about turns, 0 for null. What is left out
+    of an object stays as it was. Raises EventError for other ways to detect turns."""
+    owner = next((each for each in (sound, session) if "turn_detection" in each), None)
+    if owner is None:
+        return before
+    turns = owner["turn_detection"]
+    if turns is None:
+        return 0.0
+    turns = _object(turns, "turn_detection")
+    if turns.get("type", SERVER_VAD) != SERVER_VAD:
+        text = f"turn_detection: must be null or of type {SERVER_VAD}, got {turns['type']!r:.64}"
         raise EventError("invalid_event", text, "turn_detection")
+    given = turns.get("silence_duration_ms")
+    if given is None:
+        return before or SILENCE_MS / 1000
+    if not isinstance(given, int) or not LEAST_MS <= given <= MOST_MS:
+        text = f"silence_duration_ms: must be a whole number from {LEAST_MS} to {MOST_MS}, got {given!r:.64}"
+        raise EventError("invalid_event", text, "silence_duration_ms")
+    return given / 1000
 
 
 def _format_rate(form: Any, default: int) -> int:

@@ -19,6 +19,7 @@ log = logger("realtime")
 
 MOST_WAITING = 8  # utterances that have ended and are not read to the end
 MOST_S = 7200.0  # of sound in one session
+LOOK_S = 0.1  # of sound, between two looks for silence
 NOT_VALIDATED = "Model not validated. Make sure to validate the model by sending a session.update event."
 
 
@@ -40,6 +41,7 @@ class RealtimeSession:
         self._utterances: asyncio.Queue[tuple[Item, LiveUtterance]] = asyncio.Queue(MOST_WAITING)
         self._last_id: str | None = None
         self._seconds = 0.0
+        self._looked_s = 0.0  # of the utterance that is spoken, when silence was last looked for
 
     async def begin(self) -> None:
         """Sends session.created."""
@@ -119,11 +121,20 @@ class RealtimeSession:
         if self._live is None:
             item = Item(events.new_id("item"), self._last_id)
             self._live = item, self._readings.utterance(self._options)
-            self._last_id = item.id
+            self._last_id, self._looked_s = item.id, 0.0
             await self._utterances.put(self._live)
         item, utterance = self._live
         await utterance.append(sound)
         self._seconds += len(sound) / (2 * self._options.rate)
+        if self._options.silence_s and self._is_over(utterance):
+            await self._commit(is_final=True)
+
+    def _is_over(self, utterance: LiveUtterance) -> bool:
+        """Returns whether the speaker has fallen silent; looks again after LOOK_S of sound."""
+        if utterance.seconds - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = utterance.seconds
+        return utterance.has_fallen_silent(self._options.silence_s)
 
     async def _commit(self, *, is_final: bool) -> None:
         """Ends the utterance that is spoken. In vLLM's form a commit that is not final only starts the reading, which

@@ -71,8 +71,8 @@ def test_forms_of_session_update() -> None:
         ({"session": {"audio": {"input": {"format": {"type": "audio/pcmu"}}}}}, "format"),
         ({"session": {"input_audio_format": "g711_ulaw"}}, "format"),
         ({"session": {"audio": {"input": {"format": {"type": "audio/pcm", "rate": 1}}}}}, "format.rate"),
-        ({"session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}}, "turn_detection"),
-        ({"session": {"turn_detection": {"type": "server_vad"}}}, "turn_detection"),
+        ({"session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}}, "turn_detection"),
+        ({"session": {"turn_detection": {"silence_duration_ms": 5}}}, "silence_duration_ms"),
         ({"session": {"audio": {"input": {"transcription": {"prompt": "x" * 5000}}}}}, "prompt"),
         ({"model": 3}, "model"),
     ],
@@ -82,3 +82,23 @@ def test_options_are_refused_by_field(event: dict[str, Any], param: str) -> None
         updated(START, event)
     assert (refused.value.code, refused.value.param) == ("invalid_event", param)
     orjson.dumps(refused.value.message)
+
+
+def test_turns_are_detected_if_asked() -> None:
+    """Updates of a part keep the rest: sglang-omni#385 lost the type with {"threshold": 0.8}."""
+    on = updated(START, {"session": {"turn_detection": {"type": "server_vad", "silence_duration_ms": 700}}})
+    assert on.silence_s == 0.7
+    assert updated(on, {"session": {"turn_detection": {"threshold": 0.8}}}).silence_s == 0.7
+    assert updated(on, {"session": {"input_audio_transcription": {"language": "en"}}}).silence_s == 0.7
+    assert updated(on, {"session": {"audio": {"input": {"turn_detection": None}}}}).silence_s == 0.0
+    assert updated(START, {"session": {"turn_detection": {"type": "server_vad"}}}).silence_s == 0.5
+
+
+def test_the_beta_s_event_is_known() -> None:
+    """Clients of the beta send transcription_session.update (openai-python#2253)."""
+    event = parse(
+        '{"type": "transcription_session.update", "session": {"input_audio_format": "pcm16",'
+        '"input_audio_transcription": {"model": "whisper", "language": "de"}, "turn_detection": {"type": "server_vad",'
+        '"threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 500}}}'
+    )
+    assert updated(START, event) == SessionOptions("whisper", "de", "", 24_000, is_openai=True, silence_s=0.5)

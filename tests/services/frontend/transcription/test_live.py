@@ -111,3 +111,24 @@ def test_stable_words_ignore_case_and_punctuation() -> None:
     assert words.stable("Well, this") == []
     assert words.stable("well this is") == ["well", "this"]
     assert words.all("Well, this is it.") == ["is", "it."]
+
+
+@pytest.mark.parametrize(
+    ("levels", "is_over"),
+    [
+        ((0.0, 0.0), False),  # nothing was said
+        ((0.3, 0.3), False),  # still speaking
+        ((0.3, 0.0), True),
+        ((0.3, 0.01), True),  # a background
+        ((0.0, 0.3), False),
+        ((0.3,), False),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_speaker_falls_silent(levels: tuple[float, ...], is_over: bool) -> None:
+    utterance = LiveUtterance(Reader(""), RATE, 30.0)
+    rng = np.random.default_rng(3)
+    for level in levels:
+        sound = (level * 8000 * rng.standard_normal(RATE)).clip(-32768, 32767).astype("<i2")
+        await utterance.append(sound.tobytes())
+    assert utterance.has_fallen_silent(0.5) is is_over
