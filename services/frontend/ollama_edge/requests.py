@@ -163,7 +163,7 @@ def _content(text: str, images: Sequence[Any] | None, field: str) -> str | list[
 
 def _picture(image: Any, field: str) -> MediaPart:
     """Returns the picture, or the sound, of base64 text or a data: URL; the error of another type is in it. Clients of
-    Ollama send sound among the images, where its first bytes tell it from pictures."""
+    Ollama send sound among the images, and its first bytes decide."""
     origin = PartOrigin(f"{field}: images" if field != "images" else field, "", field)
     if not isinstance(image, str):
         fault = f"{field}: images must be texts in base64, got {type(image).__name__}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 2
 NEWS_S = 0.4  # of new sound, after which the window is read again
 MOST_UNREAD_S = 60.0  # of sound that is kept; a sender beyond it waits
-LISTENED_S = 10.0  # of the last sound, among which silence is told from speech
+LISTENED_S = 10.0  # of the last sound, by which the level of silence is found
 SEARCH_PART = 6  # a window that is full is cut in its last sixth
 PUNCTUATION = ".,;:!?…-\"'。、！？"
 

@@ -99,7 +99,7 @@ def num_decoding(served: Served) -> int:
 
 def test_a_decoder_that_is_killed_costs_nothing(served: Served) -> None:
     given = {"language": "en", "max_completion_tokens": 4}
-    speech = np.concatenate([noise(12_000), np.zeros(1200 * RATE, np.float32)])  # long to decode
+    speech = np.concatenate([noise(12_000), np.zeros(1200 * 8_000, np.float32)])  # long to decode
     file = wav(speech, 8_000)
     expected = served.send(file, **given).json()["text"]
     with ThreadPoolExecutor(1) as threads:

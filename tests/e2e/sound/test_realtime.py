@@ -183,7 +183,7 @@ def test_a_client_has_a_few_sessions(served: Served) -> None:
 
 @pytest.mark.asyncio
 async def test_a_client_that_leaves_frees_everything(served: Served) -> None:
-    """A session whose client is gone must not go on (vLLM's realtime leaked the engine's request)."""
+    """A session ends with its client (vLLM's realtime leaked the engine's request)."""
     url = served.base_url.replace("http://", "ws://") + "/v1/realtime"
     for _ in range(4):
         with client.connect(url) as socket:

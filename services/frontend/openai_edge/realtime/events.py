@@ -20,7 +20,7 @@ EXPECTED = (
 
 
 class EventError(Exception):
-    """Event that is refused. The session goes on."""
+    """Event that is refused, after which the session continues."""
 
     def __init__(self, code: str, message: str, param: str = "") -> None:
         """`code`: as in vLLM; `param`: field of the event."""

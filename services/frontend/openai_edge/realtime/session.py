@@ -48,8 +48,8 @@ class RealtimeSession:
         await self._send(events.session_event("created", self._id, self._options.shown()))
 
     async def receive(self, message: str) -> bool:
-        """Handles a message; an event that is refused is answered by an error event. Returns whether the session goes
-        on: it ends when it has had MOST_S of sound."""
+        """Handles a message; an event that is refused is answered by an error event. Returns whether the session
+        continues: it ends when it has had MOST_S of sound."""
         event_id: str | None = None
         try:
             event = events.parse(message)
