@@ -105,6 +105,11 @@ def loud_seconds(samples: F32, rate: int, level: float = SILENT_LEVEL) -> float:
     return float(np.count_nonzero(np.sqrt(_energies(samples, _frame(rate))) > level)) * FRAME_S
 
 
+def speech_start(samples: F32, rate: int, level: float = SILENT_LEVEL) -> int:
+    """Returns the sample at which the first sound above `level` begins, MARGIN_S before it; 0 if there is none."""
+    return next((region.start for region in _regions(samples, rate, level)), 0)
+
+
 def _regions(samples: F32, rate: int, level: float) -> Iterator[Piece]:
     """Yields the stretches of sound above `level`, with MARGIN_S around them, that no pause of PAUSE_S divides; sound
     that is shorter than a window as a whole, unless it is silent."""

@@ -59,6 +59,10 @@ class WhisperVocabulary:
         number = token - self.first_timestamp
         return round(number * STEP_S, 2) if 0 <= number <= round(LAST_S / STEP_S) else None
 
+    def token_of(self, seconds: float) -> int:
+        """Returns the token of a time, the nearest that there is."""
+        return self.first_timestamp + round(min(max(seconds, 0.0), LAST_S) / STEP_S)
+
 
 def segments_of(
     tokens: Sequence[int],

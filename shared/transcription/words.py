@@ -108,25 +108,31 @@ def trimmed_words(words: Sequence[Word], samples: F32, rate: int, offset_s: floa
     if not len(levels) or not words:
         return list(words)
     loud = levels > LOUD_SHARE * np.percentile(levels, 95)
-    return [_trimmed(word, loud, offset_s) for word in _of_usual_length(_without_empty(words))]
+    return [_trimmed(word, loud, offset_s) for word in _with_usual_length(_without_empty(words))]
 
 
 def _without_empty(words: Sequence[Word]) -> list[Word]:
-    """Returns the words such that each has a time: one without gets its share of that of the word before, by their
-    letters."""
-    found: list[Word] = []
+    """Returns the words such that each has a time: those without share that of the word before, or the first ones that
+    of the word after them, by their letters."""
+    groups: list[list[Word]] = []
     for word in words:
-        if found and word.end <= word.start and found[-1].end > found[-1].start:
-            last = found.pop()
-            share = len(last.text) / (len(last.text) + len(word.text))
-            border = last.start + share * (last.end - last.start)
-            found += [Word(last.start, border, last.text), Word(border, last.end, word.text)]
+        is_empty = word.end <= word.start
+        if groups and (is_empty or all(one.end <= one.start for one in groups[-1])):
+            groups[-1].append(word)
         else:
-            found.append(word)
-    return found
+            groups.append([word])
+    return [word for group in groups for word in _shared(group)]
 
 
-def _of_usual_length(words: Sequence[Word]) -> list[Word]:
+def _shared(words: Sequence[Word]) -> list[Word]:
+    """Returns words that share the time of all of them by their letters."""
+    start, end = words[0].start, max(word.end for word in words)
+    ends = start + (end - start) * np.cumsum([len(word.text) for word in words]) / sum(len(word.text) for word in words)
+    starts = [start, *ends[:-1].tolist()]
+    return [Word(begin, stop, word.text) for begin, stop, word in zip(starts, ends.tolist(), words, strict=True)]
+
+
+def _with_usual_length(words: Sequence[Word]) -> list[Word]:
     """Returns the words such that the first one is not much longer than is usual, since the alignment begins with the
     piece, and that those at the end of a sentence are not, since a pause follows them."""
     lengths = [word.end - word.start for word in words if word.end > word.start]

@@ -17,7 +17,7 @@ from quire.services.frontend.transcription.work import (
     TranscriptionWork,
 )
 from quire.shared.transcription.joining import joined, num_repeated
-from quire.shared.transcription.silence import Piece, first_piece, loud_seconds
+from quire.shared.transcription.silence import Piece, first_piece, loud_seconds, speech_start
 from quire.shared.transcription.words import words_of
 
 if TYPE_CHECKING:
@@ -31,15 +31,18 @@ END_S = 0.5  # before the end of a cut piece: a segment that ends there may be a
 RESET_TEMPERATURE = 0.5  # a text of a higher one is not what later pieces are conditioned on
 
 Text = Callable[[Sequence[int]], str]
+TimeToken = Callable[[float], int]
 
 
 class Reading:
     """Texts of one stretch of sound, and what is left of it. Pieces of a stretch are decoded one after the other."""
 
-    def __init__(self, work: TranscriptionWork, spans: Iterable[Piece], most_s: float, text: Text) -> None:
-        """`spans`: stretches to read, in order; `most_s`: length of the longest piece, in seconds; `text`: of
-        tokens."""
-        self._work, self._most_s, self._text = work, most_s, text
+    def __init__(
+        self, work: TranscriptionWork, spans: Iterable[Piece], most_s: float, text: Text, time_token: TimeToken
+    ) -> None:
+        """`spans`: stretches to read, in order; `most_s`: length of the longest piece, in seconds; `text`: of tokens;
+        `time_token`: the time stamp of a number of seconds."""
+        self._work, self._most_s, self._text, self._time_token = work, most_s, text, time_token
         self._left = deque(spans)
         self._context: list[int] = []
         self._is_again = False  # what comes next has been decoded before, and its text may repeat that before it
@@ -60,7 +63,7 @@ class Reading:
         return PieceRequest(piece, has_times, context)
 
     def advance(self, asked: PieceRequest, spoken: SpokenPiece) -> None:
-        """Takes the text of the piece and goes on to what the model has not read."""
+        """Takes the text of the piece and sets the next piece to what the model has not read."""
         piece, has_times = asked.piece, asked.has_times
         if not has_times and self._stopped_early(piece, spoken):
             self._asks_times = True
@@ -70,12 +73,14 @@ class Reading:
         resume = piece.end
         if has_times and spoken.segments:
             spoken, resume = self._until_unread(piece, spoken)
-        self._add(spoken)
+        self._add(asked, spoken)
         self._asks_times = False
         span = self._left.popleft()
         self._is_again = resume < piece.end
         if resume < span.end:
-            self._left.appendleft(Piece(resume, span.end))
+            rest = Piece(resume, span.end)
+            start = resume + speech_start(self._work.sound(rest), self._work.rate, self._work.level)
+            self._left.appendleft(Piece(start, span.end))
 
     def _stopped_early(self, piece: Piece, spoken: SpokenPiece) -> bool:
         """Returns whether a text without time stamps is much shorter than the speech."""
@@ -130,10 +135,16 @@ class Reading:
         start = timed[0].start if timed else segment.start
         return replace(segment, token_ids=tokens, text=self._text(tokens).strip(), words=timed, start=start), len(words)
 
-    def _add(self, spoken: SpokenPiece) -> None:
-        """Appends a text and sets what the next one is conditioned on."""
+    def _add(self, asked: PieceRequest, spoken: SpokenPiece) -> None:
+        """Appends a text and sets what the next one is conditioned on, with time stamps if it has them: the model
+        keeps the form of the text before."""
         self.spoken.append(spoken)
         if spoken.temperature > RESET_TEMPERATURE:
             self._context.clear()
-        else:
-            self._context += spoken.token_ids
+            return
+        offset = asked.piece.start / self._work.rate
+        for segment in spoken.segments:
+            times = (
+                [self._time_token(time - offset) for time in (segment.start, segment.end)] if asked.has_times else []
+            )
+            self._context += [*times[:1], *segment.token_ids, *times[1:]]

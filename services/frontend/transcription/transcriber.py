@@ -108,10 +108,11 @@ class Transcriber:
             work = replace(work, language=await self._decoder.language(work, pieces[0]))
         spans = _spans(pieces)
         groups = [spans] if form.condition_on_previous_text and spans else [[span] for span in spans]
-        return work, [Reading(work, group, longest_s, self._decoder.text) for group in groups]
+        text, time_token = self._decoder.text, self._vocabulary.token_of
+        return work, [Reading(work, group, longest_s, text, time_token) for group in groups]
 
     async def _rounds(self, work: TranscriptionWork, readings: Sequence[Reading]) -> AsyncIterator[None]:
-        """Decodes the next piece of each reading in parallel, yields, and goes on until all are finished."""
+        """Decodes the next piece of each reading in parallel, yields, and repeats this until all are finished."""
         while active := [reading for reading in readings if not reading.is_finished]:
             asked = [reading.request() for reading in active]
             spoken = await self._decoder.decode(work, asked)
@@ -134,7 +135,7 @@ class Transcriber:
 
 
 def _speech(samples: F32, rate: int, longest_s: float) -> tuple[list[Piece], float]:
-    """Returns the pieces of sound that may be speech, and the level that tells them from the rest."""
+    """Returns the pieces of sound that may be speech, and the level that the rest does not exceed."""
     return spoken_pieces(samples, rate, longest_s, longest_s / SEARCH_PART), speech_level(samples, rate)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from quire.services.frontend.request.request import Alignment
@@ -49,17 +50,19 @@ class WordAligner:
 
     def _timed(self, work: TranscriptionWork, piece: Piece, spoken: SpokenPiece, times: Sequence[float]) -> SpokenPiece:
         """Returns the text of a piece with words. `times`: of each token and of the end, from the piece's start."""
-        segments, at = [], 0
+        offset, at = piece.start / work.rate, 0
+        timed: list[list[Word]] = []  # of each segment
         for segment in spoken.segments:
-            count = len(segment.token_ids)
-            words = self._words(work, piece, segment, times[at : at + count + 1])
-            at += count
-            start, end = (words[0].start, words[-1].end) if words else (segment.start, segment.end)
-            segments.append(replace(segment, start=start, end=end, words=tuple(words)))
-        return spoken._replace(segments=segments)
+            words = words_of(segment.token_ids, self._decoder.text, work.written_language)
+            timed.append(timed_words(words, times[at:], offset))
+            at += len(segment.token_ids)
+        trimmed = iter(trimmed_words(list(chain(*timed)), work.sound(piece), work.rate, offset))
+        pairs = [
+            (segment, tuple(islice(trimmed, len(words)))) for segment, words in zip(spoken.segments, timed, strict=True)
+        ]
+        return spoken._replace(segments=[_with_words(segment, words) for segment, words in pairs])
 
-    def _words(self, work: TranscriptionWork, piece: Piece, segment: Segment, times: Sequence[float]) -> list[Word]:
-        """Returns the words of a segment."""
-        words = words_of(segment.token_ids, self._decoder.text, work.written_language)
-        offset = piece.start / work.rate
-        return trimmed_words(timed_words(words, times, offset), work.sound(piece), work.rate, offset)
+
+def _with_words(segment: Segment, words: tuple[Word, ...]) -> Segment:
+    """Returns a segment with its words, from the first to the last of them."""
+    return replace(segment, start=words[0].start, end=words[-1].end, words=words) if words else segment

@@ -25,7 +25,7 @@ from quire.services.worker.sampling.features.suppressed_tokens import (
     SuppressedTokens,
 )
 from quire.services.worker.sampling.features.thinking_budget import ThinkingBudget
-from quire.services.worker.sampling.features.timestamp_rules import TimestampRules
+from quire.services.worker.sampling.features.timestamp_rules import TimestampOrder
 from quire.services.worker.sampling.features.top_n_sigma import TopNSigma
 from quire.services.worker.sampling.logits_processors import LogitsProcessors, MakeProcessor
 from quire.services.worker.sampling.logprobs import BoundLogprobs, RowLogprobs, SlotLogprobs
@@ -172,7 +172,7 @@ class Sampler:
             LogitsProcessors(built, self.vocabulary, device),
             Penalties(shard, device),
             ThinkingBudget(num_slots, shard, device),
-            TimestampRules(num_slots, self.vocabulary, device),  # compares the tokens that are still allowed
+            TimestampOrder(num_slots, self.vocabulary, device),  # compares the tokens that are still allowed
             self.grammar_masks,  # may have to allow tokens again that earlier features banned
             TopNSigma(self.vocabulary, device),  # its statistics cover the tokens that are still allowed
         ]

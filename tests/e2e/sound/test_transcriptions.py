@@ -103,6 +103,49 @@ def test_a_stream_has_the_text_of_the_whole_answer(served: Served) -> None:
     assert (broken.status_code, "none of wav, mp3" in broken.text) == (400, True)
 
 
+def test_words_have_times_that_rise(served: Served) -> None:
+    given = {"language": "en", "max_completion_tokens": 10, "response_format": "verbose_json"}
+    file = floats(noise(14_000))
+    for asked, segments in ((["word"], False), (["word", "segment"], True)):
+        answer = served.send(file, **given, **{"timestamp_granularities[]": asked}).json()
+        assert ("segments" in answer) == segments
+        times = [time for word in answer["words"] for time in (word["start"], word["end"])]
+        assert times == sorted(times)
+        assert 0 <= times[0] <= times[-1] <= 0.88
+        assert "".join(word["word"] for word in answer["words"]) == answer["text"].replace(" ", "")
+    assert "words" not in served.send(file, **given).json()
+    subtitles = served.send(file, **{**given, "response_format": "vtt", "timestamp_granularities[]": "word"}).text
+    assert subtitles.count("-->") == len(answer["words"])
+
+
+def test_segments_follow_the_rules_of_time_stamps(served: Served) -> None:
+    """vllm#55281: with a prompt, the segments collapsed; random weights write no whole segment without the rules."""
+    for prompt in ("", "a list of names and terms", "<|startoftranscript|><|0.00|>"):
+        fields = {"prompt": prompt, "language": "en", "response_format": "verbose_json", "max_completion_tokens": 30}
+        segments = served.send(floats(noise(14_000)), **fields).json()["segments"]
+        assert all(segment["start"] <= segment["end"] for segment in segments)
+        starts = [segment["start"] for segment in segments]
+        assert starts == sorted(starts)
+
+
+def test_text_before_and_hot_words_change_the_output(served: Served) -> None:
+    file = floats(noise(14_000))
+    given = {"language": "en", "max_completion_tokens": 12}
+
+    def logprobs(sound: bytes, **fields: Any) -> list[float]:
+        segments = served.send(sound, response_format="verbose_json", **given, **fields).json()["segments"]
+        return [segment["avg_logprob"] for segment in segments]
+
+    plain = logprobs(file)
+    for name in ("prompt", "hotwords"):
+        assert logprobs(file, **{name: "Quire transcribes"}) != pytest.approx(plain, abs=1e-4), name
+        assert logprobs(file, **{name: " "}) == pytest.approx(plain, abs=1e-4), name
+    sound = floats(np.concatenate([noise(12_000), np.zeros(4 * RATE, np.float32), noise(12_000, seed=2)]))
+    before, alone = (logprobs(sound, condition_on_previous_text=flag) for flag in ("true", "false"))
+    assert before[0] == pytest.approx(alone[0], abs=1e-4), "the first piece has no text before it"
+    assert before[-1] != pytest.approx(alone[-1], abs=1e-4)
+
+
 def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
     answer = served.send(
         floats(noise(14_000)), response_format="verbose_json", language="en", temperature="0", max_completion_tokens=6

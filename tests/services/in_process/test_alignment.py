@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def expected(model: Any, sound: Features, tokens: list[int], heads: list[list[in
     class Outputs(dict[str, Any]):
         __getattr__ = dict.__getitem__
 
-    times = model._extract_token_timestamps(Outputs(found), heads, STEP_S, num_frames=2 * 17, num_input_ids=first)
+    extract = methodcaller(
+        "_extract_token_timestamps", Outputs(found), heads, STEP_S, num_frames=2 * 17, num_input_ids=first
+    )
+    times = extract(model)
     return times[0, first:-1].tolist()
 
 

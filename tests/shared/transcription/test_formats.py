@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from quire.shared.transcription.formats import as_json, as_srt, as_text, as_verbose_json, as_vtt
-from quire.shared.transcription.transcript import Segment, Transcript
+from quire.shared.transcription.transcript import Segment, Transcript, Word
 
 FIRST = Segment(0.0, 2.58, "The sun rises.", (1, 2))
 SECOND = Segment(3661.02, 3663.9996, "Tom & <Jerry>\n\nrun --> away", (3,), temperature=0.2, no_speech_prob=0.1)
@@ -51,3 +51,17 @@ def test_verbose_json_has_what_was_asked_for() -> None:
         "avg_logprob": 0.0, "compression_ratio": answer["segments"][0]["compression_ratio"], "no_speech_prob": None,
     }  # fmt: skip
     assert "words" not in answer
+
+
+def test_words_are_in_verbose_json_and_subtitles_only_if_asked_for() -> None:
+    """LocalAI#9306, speaches#639: `words` was null although words were asked for; openai#157 of a Dart client: both
+    granularities together."""
+    words = (Word(0.1, 0.50004, "The"), Word(0.5, 1.2, "sun"))
+    transcript = Transcript([Segment(0.1, 1.2, "The sun", (1, 2), words=words)], "The sun", "en", 3.0)
+    both = as_verbose_json(transcript, has_words=True)
+    assert both["words"] == [{"word": "The", "start": 0.1, "end": 0.5}, {"word": "sun", "start": 0.5, "end": 1.2}]
+    assert len(both["segments"]) == 1
+    assert "segments" not in as_verbose_json(transcript, has_words=True, has_segments=False)
+    assert "words" not in as_verbose_json(transcript)
+    assert as_srt(transcript, by_word=True).startswith("1\n00:00:00,100 --> 00:00:00,500\nThe\n\n2\n")
+    assert "00:00:00.500 --> 00:00:01.200\nsun\n" in as_vtt(transcript, by_word=True)

@@ -39,3 +39,19 @@ def test_silence_needs_both_signs() -> None:
     assert RULES.is_silence(-1.2, 0.7)
     assert not RULES.is_silence(-0.3, 0.9)
     assert not RULES.is_silence(-1.2, None)
+
+
+def test_a_text_that_no_attempt_is_sure_of_is_a_guess_about_music() -> None:
+    """whisper.cpp#1724: "Thank you." for a saxophone; the model gives no speech a probability of 0.36."""
+    rules = QualityRules()
+    assert rules.is_guess(-1.7, 0.36)
+    assert not rules.is_guess(-0.5, 0.36)
+    assert not rules.is_guess(-1.7, 0.08)
+    assert not rules.is_guess(-1.7, None)
+
+
+def test_few_words_for_much_sound_are_sparse() -> None:
+    rules = QualityRules()
+    assert rules.is_sparse(2, 9.0)
+    assert not rules.is_sparse(9, 9.0)
+    assert not rules.is_sparse(0, 0.8)

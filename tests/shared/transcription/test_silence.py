@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.shared.transcription.silence import Piece, cut_at_silence, is_silent, spoken_pieces
+from quire.shared.transcription.silence import (
+    Piece,
+    cut_at_silence,
+    is_silent,
+    loud_seconds,
+    speech_level,
+    spoken_pieces,
+)
 from tests.shared.media.audio.files import noise, tone
 
 RATE = 16_000
@@ -89,3 +96,35 @@ def test_silence_and_speech_are_told_apart() -> None:
     assert is_silent(np.zeros(5, np.float32), RATE)
     assert not is_silent(speech((3.0, 3.4), seconds=30), RATE)
     assert not is_silent(tone(300, 0.05, RATE), RATE)
+
+
+def test_speech_stands_out_of_a_steady_background() -> None:
+    """A fan or a bad line between two sentences is no speech, and its level does not move the times."""
+    sound = speech((2, 8), (47.9, 51.9), seconds=60, floor=0.008)
+    pieces = spoken_pieces(sound, RATE)
+    np.testing.assert_allclose([piece.start / RATE for piece in pieces], [1.8, 47.7], atol=0.1)
+    np.testing.assert_allclose([piece.end / RATE for piece in pieces], [8.2, 52.1], atol=0.1)
+    assert speech_level(sound, RATE) > 0.008
+    assert speech_level(speech((2, 8), seconds=60), RATE) == pytest.approx(1e-3)
+
+
+def test_a_background_that_is_as_loud_as_speech_is_kept() -> None:
+    sound = noise(20 * RATE)
+    assert spoken_pieces(sound, RATE) == [Piece(0, len(sound))]
+
+
+def test_a_long_pause_separates_pieces_and_a_short_one_does_not() -> None:
+    assert len(spoken_pieces(speech((1, 5), (7.5, 10), seconds=12), RATE)) == 1
+    assert len(spoken_pieces(speech((1, 5), (8.5, 12), seconds=14), RATE)) == 2
+
+
+def test_a_cut_in_the_middle_of_speech_is_marked() -> None:
+    """vllm#58029: what such a cut divides must not be lost."""
+    endless, with_pause = speech((0, 50), seconds=50), speech((0, 26.2), (26.9, 50), seconds=50)
+    assert [piece.is_cut for piece in spoken_pieces(endless, RATE)] == [True, False]
+    assert [piece.is_cut for piece in spoken_pieces(with_pause, RATE)] == [False, False]
+
+
+def test_loud_seconds_are_counted() -> None:
+    assert loud_seconds(speech((1, 3), (4, 4.5), seconds=10), RATE) == pytest.approx(2.5, abs=0.05)
+    assert loud_seconds(np.zeros(0, np.float32), RATE) == 0

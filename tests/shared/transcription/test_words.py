@@ -92,3 +92,28 @@ def test_a_pause_is_in_no_word() -> None:
     silent = [Word(103.0, 104.0, "?")]
     assert trimmed_words(silent, sound, RATE, 100.0) == silent
     assert trimmed_words(silent, sound[:0], RATE, 100.0) == silent
+
+
+def test_words_without_a_time_share_that_of_a_neighbour() -> None:
+    """whisperX#31, #253: every word has a start and an end, whatever the alignment gave it."""
+    sound = np.full(5 * RATE, 0.1, np.float32)
+    words = [Word(1.0, 1.0, "Historic"), Word(1.0, 1.6, "even"), Word(1.6, 2.2, "some"), Word(2.2, 2.2, "such")]
+    found = trimmed_words(words, sound, RATE, 0.0)
+    np.testing.assert_allclose([(one.start, one.end) for one in found], [(1, 1.4), (1.4, 1.6), (1.6, 1.9), (1.9, 2.2)])
+    assert [one.text for one in found] == [one.text for one in words]
+
+
+def test_the_first_word_does_not_begin_with_the_noise_before_it() -> None:
+    sound = np.full(5 * RATE, 0.1, np.float32)
+    words = [
+        Word(0.0, 2.0, "I"),
+        Word(2.0, 2.3, "sleep"),
+        Word(2.3, 2.6, "with"),
+        Word(2.6, 2.9, "it."),
+        Word(2.9, 3.2, "a"),
+    ]
+    found = trimmed_words(words, sound, RATE, 0.0)
+    assert (found[0].start, found[0].end) == pytest.approx((1.4, 2.0))
+    assert found[1:] == words[1:]
+    last = [*words[1:], Word(3.2, 5.0, "end.")]
+    assert trimmed_words(last, sound, RATE, 0.0)[-1].end == pytest.approx(3.8)

@@ -31,7 +31,7 @@ class SlotRules:
     end: int  # id of the token that ends an output
 
 
-class TimestampRules:
+class TimestampOrder:
     """Sampling feature that keeps, on the device, the last two tokens of each slot's output and its latest time stamp:
     int32 [num_slots, 3]."""
 
@@ -65,19 +65,19 @@ class TimestampRules:
     def release(self, slot: int) -> None:
         self._rules.pop(slot, None)
 
-    def bind(self, slots: Rows) -> BoundTimestampRules | None:
+    def bind(self, slots: Rows) -> BoundTimestampOrder | None:
         """Prepares the rows of slots with rules; None if there are none."""
         active = {row: self._rules[slot] for row, slot in enumerate(slots.tolist()) if slot in self._rules}
         if not active:
             return None
-        return BoundTimestampRules(self, np.array(list(active)), slots, list(active.values()), self._device)
+        return BoundTimestampOrder(self, np.array(list(active)), slots, list(active.values()), self._device)
 
 
-class BoundTimestampRules:
+class BoundTimestampOrder:
     """Rules of the rows that have some."""
 
     def __init__(
-        self, owner: TimestampRules, rows: Rows, slots: Rows, rules: list[SlotRules], device: torch.device
+        self, owner: TimestampOrder, rows: Rows, slots: Rows, rules: list[SlotRules], device: torch.device
     ) -> None:
         self._owner = owner
         own_slots, own_rows = rows_by_slot(rows, slots[rows])
