@@ -9,6 +9,7 @@ import pytest
 
 from quire.services.frontend.transcription.live import MOST_UNREAD_S, LiveUtterance, StableWords
 from quire.shared.transcription.transcript import Transcript
+from tests.waiting import loop_turns
 
 RATE = 1000
 TURNS = 10  # of the event loop, in which a scripted reading ends
@@ -38,8 +39,7 @@ async def read_by_seconds(reader: Reader, seconds: int, longest_s: float = 30.0)
     task = asyncio.create_task(collect())
     for _ in range(seconds):
         await utterance.append(SECOND)
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+        await loop_turns(TURNS)
     utterance.end()
     await task
     return deltas, utterance
@@ -96,7 +96,7 @@ async def test_a_sender_that_is_too_fast_waits() -> None:
     utterance = LiveUtterance(Reader("x"), RATE, 30.0)
     await utterance.append(SECOND * int(MOST_UNREAD_S + 1))
     waiting = asyncio.create_task(utterance.append(SECOND))
-    await asyncio.sleep(0)
+    await loop_turns()
     assert not waiting.done()
     deltas = utterance.deltas()
     await anext(deltas)  # one window is read and dropped

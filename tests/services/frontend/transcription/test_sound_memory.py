@@ -9,6 +9,7 @@ import pytest
 
 from quire.services.frontend.transcription.sound_memory import MIB, SAMPLES_BYTES, SoundMemory, memory_of
 from quire.shared.errors import DeadlineExceeded
+from tests.waiting import loop_turns
 
 
 class Caller:
@@ -30,8 +31,7 @@ class Caller:
 
 
 async def turn() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await loop_turns(3)
 
 
 def test_the_memory_of_a_file_is_bounded_by_the_longest_one() -> None:
@@ -102,7 +102,7 @@ async def test_a_share_that_is_granted_to_a_cancelled_call_is_given_back() -> No
     first, second = Caller(memory, 100), Caller(memory, 100)
     await turn()
     first.ends.set()
-    await asyncio.sleep(0)  # the share is granted before the waiting task runs
+    await loop_turns()  # the share is granted before the waiting task runs
     second.task.cancel()
     await asyncio.gather(first.task, second.task, return_exceptions=True)
     assert (memory.held_bytes, memory.num_held) == (0, 0)
