@@ -25,6 +25,7 @@ from quire.services.frontend.openai_edge.realtime.session import RealtimeSession
 from quire.services.frontend.openai_edge.routes.transcription_routes import REALTIME
 from quire.services.frontend.transcription.transcription import Transcription
 from quire.shared.errors import QuireError, ResourceExhausted
+from quire.shared.process.supervision import Tasks
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # subprotocol with which browsers send a key
 PROTOCOL = "realtime"
@@ -89,6 +90,7 @@ class RealtimeEndpoint:
         self._access, self._rules = access, rules
         self._limits = limits or RealtimeLimits()
         self.sessions = RealtimeSessions(self._limits)
+        self._readers = Tasks()  # each is cancelled by its session
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a connection that is refused with the status and error object that an HTTP call would get."""
@@ -146,7 +148,7 @@ class RealtimeEndpoint:
 
         readings = Readings(self._transcription, self._calls, caller, socket.headers.get(TENANT, ""))
         session = RealtimeSession(readings, self._catalogue, send, first)
-        reader = asyncio.create_task(session.run())
+        reader = self._readers.start("realtime session", session.run())
         try:
             await session.begin()
             await self._receive_all(socket, session)

@@ -33,7 +33,7 @@ def parse(message: str) -> Event:
     try:
         event = orjson.loads(message)
     except orjson.JSONDecodeError as error:
-        raise EventError("invalid_json", f"the message is no JSON: {error}") from None
+        raise EventError("invalid_json", f"the message is not JSON: {error}") from None
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise EventError("invalid_event", "an event is an object with a text `type`", "type")
     if event["type"] not in EXPECTED:
@@ -59,7 +59,7 @@ def sound_of(event: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SpokenItem:
     """Utterance of a session, by the id that its events name."""
 
     id: str
@@ -73,13 +73,13 @@ def new_id(prefix: str) -> str:
 class ServerEvents(Protocol):
     """Form of the events that the server sends."""
 
-    def committed(self, item: Item) -> list[Event]:
+    def committed(self, item: SpokenItem) -> list[Event]:
         """Returns the events that confirm the end of an utterance's sound."""
 
-    def delta(self, item: Item, text: str) -> Event:
+    def delta(self, item: SpokenItem, text: str) -> Event:
         """Returns the event for new text."""
 
-    def completed(self, item: Item, text: str, seconds: float) -> Event:
+    def completed(self, item: SpokenItem, text: str, seconds: float) -> Event:
         """Returns the event for the whole text of an utterance of this length."""
 
     def error(self, error: EventError, event_id: str | None) -> Event:
@@ -89,13 +89,13 @@ class ServerEvents(Protocol):
 class VllmEvents:
     """ServerEvents of vLLM."""
 
-    def committed(self, item: Item) -> list[Event]:
+    def committed(self, item: SpokenItem) -> list[Event]:
         return []
 
-    def delta(self, item: Item, text: str) -> Event:
+    def delta(self, item: SpokenItem, text: str) -> Event:
         return {"type": "transcription.delta", "delta": text}
 
-    def completed(self, item: Item, text: str, seconds: float) -> Event:
+    def completed(self, item: SpokenItem, text: str, seconds: float) -> Event:
         usage = {"type": "duration", "seconds": round(seconds, 2)}
         return {"type": "transcription.done", "text": text, "usage": usage}
 
@@ -106,7 +106,7 @@ class VllmEvents:
 class OpenAiEvents:
     """ServerEvents of OpenAI's transcription sessions."""
 
-    def committed(self, item: Item) -> list[Event]:
+    def committed(self, item: SpokenItem) -> list[Event]:
         committed = {
             "type": "input_audio_buffer.committed",
             "event_id": new_id("event"),
@@ -115,10 +115,10 @@ class OpenAiEvents:
         }
         return [committed]
 
-    def delta(self, item: Item, text: str) -> Event:
+    def delta(self, item: SpokenItem, text: str) -> Event:
         return self._transcription(item, "delta", delta=text)
 
-    def completed(self, item: Item, text: str, seconds: float) -> Event:
+    def completed(self, item: SpokenItem, text: str, seconds: float) -> Event:
         usage = {"type": "duration", "seconds": round(seconds, 2)}
         return self._transcription(item, "completed", transcript=text, usage=usage)
 
@@ -133,7 +133,7 @@ class OpenAiEvents:
         return {"type": "error", "event_id": new_id("event"), "error": described}
 
     @staticmethod
-    def _transcription(item: Item, what: str, **fields: Any) -> Event:
+    def _transcription(item: SpokenItem, what: str, **fields: Any) -> Event:
         return {
             "type": f"conversation.item.input_audio_transcription.{what}",
             "event_id": new_id("event"),

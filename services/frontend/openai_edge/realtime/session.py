@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.openai_edge.realtime import events, options
-from quire.services.frontend.openai_edge.realtime.events import Event, EventError, Item, OpenAiEvents, VllmEvents
+from quire.services.frontend.openai_edge.realtime.events import Event, EventError, OpenAiEvents, SpokenItem, VllmEvents
 from quire.services.frontend.openai_edge.realtime.options import SessionOptions
 from quire.services.frontend.openai_edge.realtime.readings import Readings
 from quire.services.frontend.transcription.live import LiveUtterance
@@ -37,8 +37,8 @@ class RealtimeSession:
         self._readings, self._catalogue, self._send = readings, catalogue, send
         self._id = events.new_id("sess")
         self._options, self._is_validated = first, bool(first.model)
-        self._live: tuple[Item, LiveUtterance] | None = None  # that sound is appended to
-        self._utterances: asyncio.Queue[tuple[Item, LiveUtterance]] = asyncio.Queue(MOST_WAITING)
+        self._live: tuple[SpokenItem, LiveUtterance] | None = None  # that sound is appended to
+        self._utterances: asyncio.Queue[tuple[SpokenItem, LiveUtterance]] = asyncio.Queue(MOST_WAITING)
         self._last_id: str | None = None
         self._seconds = 0.0
         self._looked_s = 0.0  # of the utterance that is spoken, when silence was last looked for
@@ -119,7 +119,7 @@ class RealtimeSession:
         if not self._is_validated:
             raise EventError("model_not_validated", NOT_VALIDATED)
         if self._live is None:
-            item = Item(events.new_id("item"), self._last_id)
+            item = SpokenItem(events.new_id("item"), self._last_id)
             self._live = item, self._readings.utterance(self._options)
             self._last_id, self._looked_s = item.id, 0.0
             await self._utterances.put(self._live)
@@ -159,7 +159,7 @@ class RealtimeSession:
             self._live[1].end()
             self._live = None
 
-    def _abandon(self, item: Item) -> None:
+    def _abandon(self, item: SpokenItem) -> None:
         """Lets the next sound begin another utterance, if the one that failed is still spoken."""
         if self._live is not None and self._live[0] is item:
             self._live = None

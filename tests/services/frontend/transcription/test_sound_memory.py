@@ -13,7 +13,7 @@ from tests.waiting import loop_turns
 
 
 class Caller:
-    """Call that holds a share from its turn until it is told to end."""
+    """Call that holds a share from its turn until end()."""
 
     def __init__(self, memory: SoundMemory, num_bytes: int, tenant: str = "") -> None:
         self.runs, self.ends = False, asyncio.Event()
