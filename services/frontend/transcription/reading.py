@@ -90,7 +90,7 @@ class Reading:
         return RULES.is_sparse(len(spoken.token_ids), loud_s)
 
     def _until_unread(self, piece: Piece, spoken: SpokenPiece) -> tuple[SpokenPiece, int]:
-        """Returns the text up to where reading goes on, and that sample: the end of the last segment, if speech follows
+        """Returns the text up to where reading resumes, and that sample: the end of the last segment, if speech follows
         it; its start, if the piece's end cuts it; else the end of the piece."""
         rate, last = self._work.rate, spoken.segments[-1]
         if piece.is_cut and len(spoken.segments) > 1 and last.end * rate >= piece.end - END_S * rate:

@@ -19,7 +19,8 @@ from tests.shared.media.audio.files import coded_wav
 BINS, RATE = 20, 16_000
 SPECIAL = [
     "<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|ja|>", "<|translate|>", "<|transcribe|>",
-    "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>", "<|0.00|>",
+    "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
+    *(f"<|{number * 0.02:.2f}|>" for number in range(51)),
 ]  # fmt: skip
 ONCE = "0.00000001"  # temperature: as good as greedy, and tried once, since random weights are never sure
 
