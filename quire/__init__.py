@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quire.outputs import CompletionOutput, Delta, RequestOutput, ToolCall
     from quire.params import BeamSearch, RepetitionDetection, SamplingParams, StructuredOutput
     from quire.shared.security.tls_files import Tls
+    from quire.shared.transcription.transcript import Transcript
     from quire.weights_group import WeightsUpdateGroup
 
 _HOMES = {
@@ -38,6 +39,7 @@ _HOMES = {
     "CompletionOutput": "quire.outputs",
     "Delta": "quire.outputs",
     "ToolCall": "quire.outputs",
+    "Transcript": "quire.shared.transcription.transcript",
     "WeightsUpdateGroup": "quire.weights_group",
 }
 
@@ -57,6 +59,7 @@ __all__ = [
     "StructuredOutput",
     "Tls",
     "ToolCall",
+    "Transcript",
     "WeightsUpdateGroup",
     "__version__",
 ]

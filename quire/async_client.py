@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
@@ -20,6 +20,8 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from quire.shared.rpc.channel import connect
 from quire.shared.security.tls_files import NO_TLS, Tls
+from quire.shared.transcription.transcript import Transcript
+from quire.transcriptions import TranscriptDelta, TranscriptionExtras, collected
 
 T = TypeVar("T")
 
@@ -99,6 +101,18 @@ class AsyncClient:
     ) -> AsyncIterator[Delta]:
         """Yields the assistant's answer in deltas. Leaving the loop early cancels the call, unless it is resumable."""
         return self._stream(calls.chat(messages, params, options, extras))
+
+    async def transcribe(
+        self, sound: Any, options: RequestOptions | None = None, **extras: Unpack[TranscriptionExtras]
+    ) -> Transcript:
+        """Returns the text of a file of sound, as Client.transcribe()."""
+        return collected([delta async for delta in self.stream_transcription(sound, options, **extras)])
+
+    def stream_transcription(
+        self, sound: Any, options: RequestOptions | None = None, **extras: Unpack[TranscriptionExtras]
+    ) -> AsyncIterator[TranscriptDelta]:
+        """Yields the text of a file of sound as it is computed; leaving the loop early cancels the call."""
+        return self._stream(calls.transcribe(sound, options, extras))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> AsyncIterator[Delta]:
         return self._stream(calls.attach(request_id, offset, tenant))

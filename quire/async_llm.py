@@ -32,6 +32,8 @@ class AsyncLLM(EmbeddedCluster):
         self.stream = self.client.stream
         self.stream_chat = self.client.stream_chat
         self.embed_stream = self.client.embed_stream
+        self.transcribe = self.client.transcribe
+        self.stream_transcription = self.client.stream_transcription
         self.files = self.client.files  # requires batch_folder= on the cluster
         self.batches = self.client.batches
 

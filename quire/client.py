@@ -36,6 +36,8 @@ from quire.shared.pb.inference.v1 import inference_pb2_grpc
 from quire.shared.rpc.channel import connect_blocking
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.tensor_headers import DEFAULT_GROUP, tensor_headers
+from quire.shared.transcription.transcript import Transcript
+from quire.transcriptions import TranscriptDelta, TranscriptionExtras, collected
 
 TIMEOUT_S = 120.0  # for forming a trainer's group
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -170,6 +172,23 @@ class Client:
         """Yields one sample's answer in deltas as it is generated; leaving the loop early cancels the call, unless
         it is resumable."""
         yield from self._stream(calls.chat(messages, params, options, extras))
+
+    def transcribe(
+        self,
+        sound: Any,
+        options: RequestOptions | None = None,
+        timeout_s: float | None = None,
+        **extras: Unpack[TranscriptionExtras],
+    ) -> Transcript:
+        """Returns the text of a file of sound, with its segments, by a model that transcribes. `sound`: an array, a
+        pair of an array and its sampling rate, a path or bytes; `extras`: language, prompt, translate, ..."""
+        return collected(self._stream(calls.transcribe(sound, options, extras), timeout_s))
+
+    def stream_transcription(
+        self, sound: Any, options: RequestOptions | None = None, **extras: Unpack[TranscriptionExtras]
+    ) -> Iterator[TranscriptDelta]:
+        """Yields the text of a file of sound as it is computed, and at last the whole text."""
+        yield from self._stream(calls.transcribe(sound, options, extras))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> Iterator[Delta]:
         """Reads a stream started with RequestOptions(resumable=True), at any frontend: its messages from number
@@ -341,10 +360,10 @@ class Client:
         with translated_errors():
             return call.read(call.on(self._inference, timeout_s))
 
-    def _stream(self, call: InferenceCall[T]) -> Iterator[T]:
+    def _stream(self, call: InferenceCall[T], timeout_s: float | None = None) -> Iterator[T]:
         """Yields the converted messages of a streaming call; gRPC errors are raised as QuireErrors. The call is
         cancelled when the iteration ends."""
-        messages = call.on(self._inference)
+        messages = call.on(self._inference, timeout_s)
         try:
             with translated_errors():
                 yield from map(call.read, messages)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, TypeVar, Unpack
 
 from quire.offline.embedded_cluster import EmbeddedCluster
 from quire.offline.lora import LoRARequest, LoRARequests
-from quire.offline.progress import bar
+from quire.offline.progress import bar, file_bar
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_single_prompt
 from quire.shared.errors import InvalidArgument
 from quire.shared.tensor_headers import DEFAULT_GROUP
+from quire.shared.transcription.transcript import Transcript
+from quire.sounds import listed
+from quire.transcriptions import TranscriptionExtras
 
 Pooled = TypeVar("Pooled")
+FILES_AT_ONCE = 8  # that are transcribed by one call
 
 
 class LLM(EmbeddedCluster):
@@ -102,6 +107,24 @@ class LLM(EmbeddedCluster):
         """Returns documents with their scores by how well they match the query, best first, at most `top_n` (0:
         all)."""
         return self.client.rerank(query, documents, top_n, self._adapters.chosen(lora_request))
+
+    def transcribe(
+        self, sounds: Any, *, use_tqdm: bool = False, **extras: Unpack[TranscriptionExtras]
+    ) -> list[Transcript]:
+        """Returns the text of each file of sound, with its segments, by a model that transcribes; in order, some at a
+        time. `sounds`: one or a list of arrays, pairs of an array and its sampling rate, paths, or bytes; `extras`:
+        language, prompt, translate, timestamp_granularities, ..."""
+        batch = listed(sounds)
+        with file_bar(len(batch), shown=use_tqdm) as advance, ThreadPoolExecutor(FILES_AT_ONCE) as threads:
+            asked = [threads.submit(self.client.transcribe, sound, **extras) for sound in batch]
+            try:
+                for done in as_completed(asked):
+                    done.result()
+                    advance()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+        return [each.result() for each in asked]
 
     def _pooled(
         self,

@@ -39,6 +39,7 @@ COMMANDS = {
     "health": ("quire.cli.health", "check a service's health; exit status 0 if it serves"),
     "chat": ("quire.cli.chat", "talk to the model"),
     "complete": ("quire.cli.complete", "continue a text"),
+    "transcribe": ("quire.cli.transcribe", "turn files of sound into text or subtitles"),
     "run-batch": ("quire.cli.run_batch", "process a JSONL file of requests, and resume where an earlier run stopped"),
     "bench": ("quire.cli.bench", "run a benchmark"),
     "quantize": ("quire.cli.quantize", "write a copy of a checkpoint with weights of 8 or 4 bits"),

@@ -28,6 +28,7 @@ from quire.requests import (
     score_request,
 )
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from quire.transcriptions import TranscriptDelta, TranscriptionExtras, transcript_delta, transcription_messages
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -122,6 +123,13 @@ def rerank(
     """Returns a call for the `top_n` best documents (0: all), best first."""
     request = rerank_request(query, documents, top_n, options or RequestOptions())
     return InferenceCall("Rerank", request, outputs.ranked)
+
+
+def transcribe(
+    sound: Any, options: RequestOptions | None, extras: TranscriptionExtras
+) -> InferenceCall[TranscriptDelta]:
+    """Returns a streaming call whose messages are parts of a transcript; it can be started once."""
+    return InferenceCall("Transcribe", transcription_messages(sound, options, extras), transcript_delta)
 
 
 def attach(request_id: str, offset: int, tenant: str) -> InferenceCall[Delta]:

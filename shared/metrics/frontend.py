@@ -27,6 +27,7 @@ from quire.shared.metrics.batches import BatchMetrics
 from quire.shared.metrics.calls import CallMetrics
 from quire.shared.metrics.histogram import Histogram, Series
 from quire.shared.metrics.media import MediaCollector, MediaStatus
+from quire.shared.metrics.sound import SoundMetrics, SoundStatus
 from quire.shared.metrics.streams import StreamMetrics
 
 ENGINE = "0"  # a frontend does not belong to a worker
@@ -89,6 +90,10 @@ class FrontendMetrics:
     def add_media(self, status: Callable[[], MediaStatus]) -> None:
         """Adds the metrics of a model that takes pictures."""
         self.registry.register(MediaCollector(status, self._labels))
+
+    def add_sound(self, status: Callable[[], SoundStatus]) -> SoundMetrics:
+        """Adds the metrics of a model that transcribes, and returns them."""
+        return SoundMetrics(self.registry, status)
 
     def count_unknown_field(self, label: str) -> None:
         """Counts an ignored field; `label` is one of the fixed set in http/fields/unknown_fields.py."""

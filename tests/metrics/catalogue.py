@@ -14,6 +14,7 @@ from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.metrics.histogram import Histogram
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.metrics.scheduler import ClusterCollector, ClusterGauges, DirectoryMetrics, SchedulerMetrics
+from quire.shared.metrics.sound import SoundStatus
 from quire.shared.metrics.worker import (
     NO_ENCODER_CACHE,
     EncoderCacheCollector,
@@ -64,6 +65,7 @@ def families() -> list[Family]:
 def _frontend() -> CollectorRegistry:
     metrics = _frontend_metrics()
     metrics.add_media(lambda: MediaStatus(0, 0, 0, 0, 0))
+    metrics.add_sound(lambda: SoundStatus(0, 0, 0))
     return metrics.registry
 
 

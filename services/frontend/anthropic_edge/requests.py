@@ -11,9 +11,9 @@ from quire.services.frontend.anthropic_edge import tools
 from quire.services.frontend.anthropic_edge.bodies import CountBody, MessagesBody
 from quire.services.frontend.anthropic_edge.messages import to_messages
 from quire.services.frontend.http.fields import scalar_fields
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.request import ChatPrompt, Request
 from quire.services.frontend.request.tool_offer import ToolOffer
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer

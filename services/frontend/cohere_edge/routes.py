@@ -12,10 +12,10 @@ from quire.services.frontend.cohere_edge.bodies import CohereEmbedBody
 from quire.services.frontend.cohere_edge.format import FIRST, CohereEmbedFormat
 from quire.services.frontend.cohere_edge.prompts import embed_prompts
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.request import Pooling, Sampling
 from quire.services.frontend.request.request import Request as GeneratorRequest
 

@@ -15,7 +15,10 @@ from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.scheduler_client.client import SchedulerClient
 from quire.services.frontend.scheduler_client.wait_policy import WaitPolicy
+from quire.services.frontend.transcription.transcriber import Transcriber
+from quire.services.frontend.transcription.transcription import Transcription
 from quire.shared.metrics.cluster_load import ClusterLoadCollector
+from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.rpc.trust import Dialler
 from quire.shared.settings.frontend import FrontendSettings
@@ -69,6 +72,15 @@ class FrontendCore:
             ingress.metrics.add_media(model.media.status)
         self.generator = self._new_generator(settings, redis, ingress)
         self.streams = redis.streams(self.generator, ingress.calls)
+        self.transcription = self._new_transcription(ingress.metrics)
+
+    def _new_transcription(self, metrics: FrontendMetrics) -> Transcription | None:
+        """Returns the transcription of a model that transcribes; None for others."""
+        media = self._model.media
+        if media is None or not media.transcribes:
+            return None
+        transcriber = Transcriber(self.generator, self._model.tokenizer, media)
+        return Transcription(transcriber, media.max_samples / media.rate, metrics)
 
     def _new_generator(self, settings: FrontendSettings, redis: SharedState, ingress: Ingress) -> Generator:
         """Returns the generator over the model's tokenizer, the scheduler client and the locator of cached prefixes."""

@@ -11,6 +11,7 @@ from quire.services.frontend.grpc_edge.services import admin_service, inference_
 from quire.services.frontend.grpc_edge.services.batch_service import BatchService
 from quire.services.frontend.grpc_edge.services.file_service import FileService
 from quire.services.frontend.grpc_edge.services.resumable import ResumableCalls
+from quire.services.frontend.grpc_edge.services.transcriptions import TranscriptionCalls
 from quire.services.frontend.kserve_edge import service as open_inference
 from quire.services.frontend.offline.operations import OfflineOperations
 from quire.services.frontend.operations.adapter_operator import AdapterOperator
@@ -41,7 +42,7 @@ class GrpcServices:
     ) -> None:
         """Builds the services, registers those for clients on `port`, and prepares the operators' port."""
         server = port.server.methods
-        self.inference = _inference(settings.name, model, ingress, core)
+        self.inference = _inference(settings.name, model, ingress, core, stalled_upload_s)
         self.operators = _operators(settings.name, port.address, ingress, core, shutdown)
         self.admin = AdminPort(settings, self.operators, port.server.port)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, server)
@@ -55,7 +56,7 @@ class GrpcServices:
 
 
 def _inference(
-    name: str, model: ServedModel, ingress: Ingress, core: FrontendCore
+    name: str, model: ServedModel, ingress: Ingress, core: FrontendCore, stalled_upload_s: float
 ) -> inference_service.InferenceService:
     """Returns Quire's own gRPC inference service over the core. `name`: the name of this frontend."""
     return inference_service.InferenceService(
@@ -64,6 +65,7 @@ def _inference(
         model.tokenizer,
         core.catalogue,
         resumable=ResumableCalls(core.streams, model.tokenizer.defaults),
+        transcriptions=TranscriptionCalls(core.transcription, core.catalogue, stalled_upload_s),
         metrics=ingress.metrics,
         calls=ingress.calls,
         name=name,

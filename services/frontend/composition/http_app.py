@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -30,12 +30,15 @@ from quire.services.frontend.http.middleware.load_header import Load, LoadHeader
 from quire.services.frontend.http.middleware.options import OptionsHandler
 from quire.services.frontend.http.middleware.page_rules import PageRules
 from quire.services.frontend.http.middleware.path_normalizer import PathNormalizer, with_normalized_path
+from quire.services.frontend.http.middleware.web_sockets import WebSockets, takes_web_socket
 from quire.services.frontend.http.path_suggestions import remedy, suggest_path
 from quire.services.frontend.http.router import Router, is_served, methods, paths
 from quire.services.frontend.http.server.protocol import AdmissionHooks
 from quire.services.frontend.http.server.server import HttpApplication
 from quire.services.frontend.offline import routes as offline
 from quire.services.frontend.offline.internal_client import CallerFromScope
+from quire.services.frontend.openai_edge.routes.transcription_routes import TRANSCRIPTIONS, TRANSLATIONS
+from quire.services.frontend.transcription.form import MAX_FORM_BYTES
 from quire.shared.errors import Internal, QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.version import VERSION
@@ -60,10 +63,11 @@ def build(
     sse_keepalive_s: float,
     model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    sockets: Mapping[str, ASGIApp] | None = None,
 ) -> HttpApplication:
     """Builds the application. `operator`: raises QuireError unless the headers carry the operators' key. `model`:
     model name for the examples in the OpenAPI document. `web`: wraps the application with the edge for gRPC-Web and
-    Connect."""
+    Connect. `sockets`: applications for WebSocket connections, by path."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -79,7 +83,7 @@ def build(
     refusal = dialects.refusal
     admission_middleware = AdmissionMiddleware(app, admission, calls, metrics, dialects)
     operated = OperatorGuard(admission_middleware, operator, refusal)
-    of_paths = {offline.FILES: max_file_bytes}
+    of_paths = {offline.FILES: max_file_bytes, **dict.fromkeys((TRANSCRIPTIONS, TRANSLATIONS), MAX_FORM_BYTES)}
     bounded = BodyLimit(DecodedBodies(operated, decoders, max_request_bytes, of_paths), max_request_bytes, of_paths)
     inner = CallScope(CallerFromScope(bounded), calls, metrics, dialects)
     examples.add(app, model, dialects)
@@ -92,8 +96,12 @@ def build(
     if rules.origins:
         guarded = Cors(guarded, rules)
     return HttpApplication(
-        PathNormalizer(guarded, root_path),
-        AdmissionHooks(with_normalized_path(admission_middleware.refuse, root_path), admission_middleware.is_full),
+        PathNormalizer(WebSockets(guarded, sockets or {}), root_path),
+        AdmissionHooks(
+            with_normalized_path(admission_middleware.refuse, root_path),
+            admission_middleware.is_full,
+            takes_web_socket(sockets or {}, root_path),
+        ),
         inner,
     )
 

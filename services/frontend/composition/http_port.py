@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib.util import find_spec
+
 from starlette.types import ASGIApp
 
 from quire.services.frontend.composition import http_app as app
@@ -17,9 +20,11 @@ from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.server.server import HttpServer
 from quire.services.frontend.http.serving_context import ModelFacts, ServingContext
 from quire.services.frontend.offline.service import OfflineService
+from quire.services.frontend.openai_edge.realtime.endpoint import RealtimeEndpoint
 from quire.services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
 from quire.services.frontend.openai_edge.routes.operation_routes import OperationRoutes
 from quire.services.frontend.openai_edge.routes.service_routes import ServiceRoutes
+from quire.services.frontend.openai_edge.routes.transcription_routes import REALTIME
 from quire.services.frontend.web_edge.codec import Codec
 from quire.services.frontend.web_edge.edge import WebEdge
 from quire.shared.logs import logger
@@ -77,6 +82,7 @@ class HttpPort:
             sse_keepalive_s=settings.sse_keepalive_s,
             model=self._core.catalogue.name,
             web=lambda application: self._new_web_edge(application, rules),
+            sockets=self._sockets(rules),
         )
         self._offline.set_app(application.inner)
         return HttpServer(
@@ -88,6 +94,20 @@ class HttpPort:
             tls=settings.client_tls,
             connections=ingress.connections,
         )
+
+    def _sockets(self, rules: PageRules) -> Mapping[str, ASGIApp]:
+        """Returns the applications for WebSocket connections, by path; none without a model that transcribes, or the
+        library websockets."""
+        transcription, ingress = self._core.transcription, self._ingress
+        if transcription is None:
+            return {}
+        if find_spec("websockets") is None:
+            log.warning("realtime is not served: run pip install websockets", path=REALTIME)
+            return {}
+        endpoint = RealtimeEndpoint(
+            transcription, self._core.catalogue, ingress.calls, access=ingress.access, rules=rules
+        )
+        return {REALTIME: endpoint}
 
     def _apis(self) -> list[Router]:
         """Returns the routes of all dialects."""
@@ -107,7 +127,7 @@ class HttpPort:
             texts=model.pooling_traits.texts,
             facts=ModelFacts(str(model.config.get("model_type", "")), model.identity.fingerprint),
             streams=core.streams,
-            sound=model.media if model.media is not None and model.media.transcribes else None,
+            transcription=core.transcription,
             response_store_bytes=self._settings.response_store_mb * 2**20,
             prompt_limit=self._ingress.prompt_limit,
             is_serving=self._health.is_serving,

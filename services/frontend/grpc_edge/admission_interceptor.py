@@ -20,7 +20,7 @@ INFERENCE_METHODS = frozenset(
     {
         *(
             f"/quire.inference.v1.InferenceService/{method}"
-            for method in ("Generate", "Chat", "Embed", "EmbedStream", "Classify", "Score", "Rerank")
+            for method in ("Generate", "Chat", "Embed", "EmbedStream", "Classify", "Score", "Rerank", "Transcribe")
         ),
         "/inference.GRPCInferenceService/ModelInfer",
         "/vllm.grpc.engine.VllmEngine/Generate",

@@ -41,6 +41,7 @@ class InferencePath:
     answer: Schema | None = None  # schema of the answer in one piece; None: derived by FastAPI
     streamed_as: str = EVENTS  # media type of a streamed answer
     field_names: Mapping[str, str] = field(default_factory=dict)  # name in a Request -> name in the body
+    is_file: bool = False  # the body is a file, which the route reads once there is memory for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ class Dialects:
         prefix, name = self._templates.get(path.rpartition("/")[2], ("", ""))
         return name if prefix and path.startswith(prefix) else ""
 
+    def takes_file(self, path: str) -> bool:
+        """Returns whether the body of `path` is a file, which its route reads."""
+        work = self._work.get(path)
+        return work is not None and work.is_file
+
     def in_client_terms(self, path: str, error: QuireError, structured_output_field: str = "") -> QuireError:
         """Returns the error with its field renamed as in the bodies of `path`, also at its first mention in the
         message. `structured_output_field`: the field that requested structured output, where several can."""

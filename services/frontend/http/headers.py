@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from starlette.requests import HTTPConnection
 
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.shared.errors import InvalidArgument
 
 CALL = "quire.call"  # scope key of the Call
@@ -24,20 +24,6 @@ MAX_ID_CHARACTERS = 256
 LONGEST_TIMEOUT_S = 1e9
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
-
-
-@dataclass(frozen=True, slots=True)
-class CallHeaders:
-    """Headers of a call; None or empty if not sent."""
-
-    request_id: str | None
-    tenant: str
-    timeout_s: float | None
-    arrival_s: float  # event loop clock
-
-    @property
-    def deadline_s(self) -> float | None:
-        return None if self.timeout_s is None else self.arrival_s + self.timeout_s
 
 
 def read(http: HTTPConnection) -> CallHeaders:

@@ -11,9 +11,9 @@ from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.http.body import BodyReader
 from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTextFormat
 from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.media.pipeline import MediaPipeline
 from quire.services.frontend.streams.streams import Streams
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.services.frontend.transcription.transcription import Transcription
 from quire.shared.settings.request_limits import RequestLimits
 
 
@@ -38,7 +38,7 @@ class ServingContext:
     texts: PoolingTextFormat  # preparation of texts for pooling
     facts: ModelFacts
     streams: Streams
-    sound: MediaPipeline | None  # decoder of sound files; None: the model does not transcribe
+    transcription: Transcription | None  # None: the model does not transcribe
     response_store_bytes: int
     prompt_limit: Callable[[], PromptLimit]  # limit of one prompt, as known now
     is_serving: Callable[[], bool]

@@ -13,10 +13,10 @@ from quire.services.frontend.bounds.bodies import json_body, json_scan
 from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.http.fields.unknown_fields import STRICT
 from quire.services.frontend.http.fields.validation_errors import as_invalid_argument
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.kserve_edge import tensors
 from quire.services.frontend.openai_edge.body.bodies import CompletionBody
 from quire.services.frontend.openai_edge.body.requests import completion_request
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Request, TextPrompt
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults

@@ -11,7 +11,7 @@ from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.grpc_edge.errors import Context, abort, call_context
-from quire.services.frontend.http.headers import TENANT, CallHeaders
+from quire.services.frontend.http.headers import TENANT
 from quire.services.frontend.kserve_edge import tensors
 from quire.services.frontend.kserve_edge.format import TensorWriter
 from quire.services.frontend.kserve_edge.inference_call import (
@@ -22,6 +22,7 @@ from quire.services.frontend.kserve_edge.inference_call import (
     to_request,
 )
 from quire.services.frontend.openai_edge.answers.logprobs import TokenTexts
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument, NotFound, QuireError

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.http.fields import scalar_fields
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.ollama_edge.bodies import (
     OPTION_NAMES,
@@ -21,14 +21,18 @@ from quire.services.frontend.ollama_edge.bodies import (
 )
 from quire.services.frontend.openai_edge.body import tools
 from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
 from quire.services.frontend.request.tool_offer import ToolOffer
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.audio.decoding import is_sound_file
+from quire.shared.media.modalities import AUDIO, IMAGE
 from quire.shared.pb.common.v1 import sampling_pb2
 
 UNBOUNDED = (-1, -2)  # values of num_predict
+BASE64_HEAD = 24  # characters of 18 bytes, more than is_sound_file() reads
 
 
 def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
@@ -158,13 +162,23 @@ def _content(text: str, images: Sequence[Any] | None, field: str) -> str | list[
 
 
 def _picture(image: Any, field: str) -> MediaPart:
-    """Returns the picture of base64 text or a data: URL; the error of another type is in it."""
+    """Returns the picture, or the sound, of base64 text or a data: URL; the error of another type is in it. Clients of
+    Ollama send sound among the images, and its first bytes decide."""
     origin = PartOrigin(f"{field}: images" if field != "images" else field, "", field)
     if not isinstance(image, str):
         fault = f"{field}: images must be texts in base64, got {type(image).__name__}"
         return MediaPart(fault=fault, origin=origin)
     url = image if image.startswith("data:") else f"data:;base64,{image}"
-    return MediaPart(url, origin=origin)
+    return MediaPart(url, origin=origin, modality=AUDIO if _is_sound(url) else IMAGE)
+
+
+def _is_sound(url: str) -> bool:
+    """Returns whether the first bytes of a data: URL are those of a file of sound."""
+    head = url.partition(",")[2][:BASE64_HEAD]
+    try:
+        return is_sound_file(base64.b64decode(head))
+    except ValueError:  # the error of invalid base64 is that of the picture
+        return False
 
 
 def _text(message: Mapping[str, Any], name: str) -> str:

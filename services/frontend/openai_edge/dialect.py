@@ -25,9 +25,14 @@ from quire.services.frontend.openai_edge.routes.pooling_routes import (
     PoolingRoutes,
 )
 from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
-from quire.services.frontend.openai_edge.transcription.routes import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionRoutes
-from quire.services.frontend.openai_edge.transcription.transcriber import Transcriber
+from quire.services.frontend.openai_edge.routes.transcription_routes import (
+    REALTIME,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    TranscriptionRoutes,
+)
 
+SOUND_PATHS = (TRANSCRIPTIONS, TRANSLATIONS, REALTIME)
 # Names of a Request's fields in the bodies.
 CHAT_FIELDS = {"prompt": "messages"}
 INPUT_FIELDS = {"prompt": "input"}
@@ -56,17 +61,16 @@ def _routers(context: ServingContext) -> Sequence[Router]:
         pooling,
         InvocationRoutes(generation, pooling, context.bounds),
         TokenRoutes(context),
-        ModelRoutes(context.catalogue),
+        ModelRoutes(context.catalogue, SOUND_PATHS if context.transcription is not None else ()),
     )
     return [*(one.router for one in routes), *_transcription(context)]
 
 
 def _transcription(context: ServingContext) -> Sequence[Router]:
     """Returns the router of transcriptions, if the model transcribes."""
-    if context.sound is None:
+    if context.transcription is None:
         return ()
-    transcriber = Transcriber(context.generator, context.tokenizer, context.sound)
-    return (TranscriptionRoutes(transcriber, context.catalogue).router,)
+    return (TranscriptionRoutes(context.transcription, context.catalogue).router,)
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
@@ -116,7 +120,7 @@ OPENAI = Dialect(
         *(InferencePath(path, schemas.SCORES, field_names=DOCUMENT_FIELDS) for path in SCORE),
         *(InferencePath(path, schemas.RANKED, field_names=DOCUMENT_FIELDS) for path in RERANK),
         InferencePath(INVOCATIONS, INVOKED),
-        *(InferencePath(path, field_names=FILE_FIELDS) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
+        *(InferencePath(path, field_names=FILE_FIELDS, is_file=True) for path in (TRANSCRIPTIONS, TRANSLATIONS)),
     ),
     examples=_examples,
 )

@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.headers import TIMEOUT, CallHeaders
+from quire.services.frontend.http.headers import TIMEOUT
 from quire.services.frontend.http.responses import ResponseFormatter
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.stream_responses import EventMessageWriter, StreamResponse
 from quire.services.frontend.openai_edge.answers.chunks import ErrorEvents
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.request import Request as GeneratorRequest
 from quire.services.frontend.streams.local_stream import RestoredRequest
 from quire.services.frontend.streams.store import DELETED_S

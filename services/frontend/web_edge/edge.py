@@ -78,6 +78,7 @@ class WebEdge:
                 getattr(service, method.name),
             )
             for method in SERVICE.methods
+            if not method.client_streaming  # browsers send one message
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("wav", "mp3", "flac", "ogg", "m4a", "webm", "aac")
 DEFAULT_BOUNDS = AudioBounds()
+SOUND_ONLY = ("wav", "mp3", "flac", "ogg", "aac")  # demuxers
 SNIFFED_BYTES = 16
 MPEG_SYNC = 0xFF
 
@@ -45,6 +46,12 @@ def demuxer(content: bytes) -> str | None:
     if len(head) > 1 and head[0] == MPEG_SYNC and head[1] & 0xE0 == 0xE0:
         return "aac" if head[1] & 0x06 == 0 else "mp3"  # layer 0 is ADTS
     return None
+
+
+def is_sound_file(head: bytes) -> bool:
+    """Returns whether the first SNIFFED_BYTES of a file are those of a format that has sound alone. Containers that may
+    have video or pictures as well, such as MP4, WebM and AVIF, are not taken for sound."""
+    return demuxer(head) in SOUND_ONLY or head[4:11] == b"ftypM4A"
 
 
 def decode(content: bytes, rate: int, bounds: AudioBounds = DEFAULT_BOUNDS) -> F32:

@@ -80,7 +80,7 @@ DASHBOARDS = (
         "quire-workers",
         "Quire: workers and GPU",
         "What devices do with their time, and the processes of all services.",
-        ("Workers, now", "What the devices do", "Tokens and masks", "Pictures", "Experts", "Processes"),
+        ("Workers, now", "What the devices do", "Tokens and masks", "Pictures", "Sound", "Experts", "Processes"),
     ),
     Dashboard(
         "quire-redis",

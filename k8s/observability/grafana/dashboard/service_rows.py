@@ -217,4 +217,40 @@ ROWS: dict[str, list[Panel]] = {
             text="A frontend is one event loop: one core is its maximum.",
         ),
     ],
+    "Sound": [
+        curves(
+            "Sound transcribed",
+            [
+                Query("sum(rate(quire_frontend_audio_seconds_total[$__rate_interval]))", "seconds a second"),
+                Query("sum(rate(quire_frontend_audio_silence_seconds_total[$__rate_interval]))", "without speech"),
+            ],
+            text="Length of the sound, for each second. Only of models that transcribe.",
+        ),
+        curves(
+            "Real-time factor",
+            [
+                *quantiles("quire_frontend_transcription_real_time_factor", 0.99, 0.5, selector=EVERYTHING),
+                average("quire_frontend_transcription_real_time_factor", selector=EVERYTHING),
+            ],
+            text="Time of a transcription over the length of its sound.",
+        ),
+        curves(
+            "Waiting and doubtful",
+            [
+                Query("sum by (instance) (quire_frontend_transcriptions_waiting)", "waiting {{instance}}"),
+                Query("sum by (instance) (quire_frontend_realtime_sessions)", "realtime sessions {{instance}}"),
+                Query(
+                    "sum(rate(quire_frontend_transcription_fallbacks_total[$__rate_interval]))",
+                    "segments of a higher temperature, a second",
+                ),
+            ],
+            text="Files that wait for memory, open sessions, and texts that were tried again.",
+        ),
+        curves(
+            "Memory of transcriptions",
+            [Query("sum by (instance) (quire_frontend_transcription_bytes)", "{{instance}}")],
+            text="Files and samples in progress, as reckoned before they are read.",
+            unit="bytes",
+        ),
+    ],
 }

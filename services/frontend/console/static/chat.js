@@ -134,7 +134,7 @@ function parsed(id) {
   try { return JSON.parse(text); } catch (error) { throw new Error(`${id}: ${error.message}`); }
 }
 
-function bubble(kind, text) {
+export function bubble(kind, text) {
   const shown = Object.assign(document.createElement("div"), { className: `message ${kind}`, textContent: text });
   element("messages").append(shown);
   element("messages").scrollTop = element("messages").scrollHeight;
@@ -170,7 +170,7 @@ function draw(shown, answer) {
 const said = ({ text, calls }) => ({ role: "assistant", content: text, ...(calls.length ? { tool_calls: calls } : {}) });
 
 // Parses server-sent events.
-async function* events(stream) {
+export async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

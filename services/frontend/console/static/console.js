@@ -1,6 +1,7 @@
 import { Chat } from "./chat.js";
 import { Cluster } from "./cluster.js";
 import { Inspector } from "./inspector.js";
+import { Sound } from "./sound.js";
 
 const element = (id) => document.getElementById(id);
 
@@ -13,7 +14,8 @@ key.addEventListener("change", () => {
   cluster.lookNow();
 });
 const call = (path, options = {}) => {
-  const headers = { "content-type": "application/json", ...(key.value ? { authorization: `Bearer ${key.value}` } : {}) };
+  const kind = options.body instanceof FormData ? {} : { "content-type": "application/json" };
+  const headers = { ...kind, ...(key.value ? { authorization: `Bearer ${key.value}` } : {}) };
   return fetch(path, { ...options, headers });
 };
 
@@ -28,6 +30,7 @@ for (const tab of document.querySelectorAll("[role=tab]")) tab.addEventListener(
 
 const inspector = new Inspector(() => show("inspector"));
 const chat = new Chat(call, inspector);
+const sound = new Sound(call);
 const cluster = new Cluster(call, listModels);
 
 // In a narrow window the settings panel opens above the conversation.
@@ -43,6 +46,7 @@ async function listModels() {
     if (!answer.ok) return;
     const { data } = await answer.json();
     chat.pictures.offer(data.some((model) => model.input_modalities?.includes("image")));
+    sound.offer(data.flatMap((model) => model.supported_endpoints ?? []));
     const chosen = element("model").value;
     element("model").replaceChildren(...data.map((model) => new Option(model.id, model.id, false, model.id === chosen)));
   } catch { /* the cluster view reports it */ }

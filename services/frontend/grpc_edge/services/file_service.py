@@ -9,9 +9,10 @@ from typing import BinaryIO
 from quire.services.frontend.calls.calls import Call, Calls
 from quire.services.frontend.grpc_edge.errors import Context, call_context
 from quire.services.frontend.grpc_edge.requests import arrival_of, tenant
+from quire.services.frontend.grpc_edge.stalled_streams import with_timeout
 from quire.services.frontend.offline.files import StoredFile
 from quire.services.frontend.offline.operations import MAX_LISTED, OfflineOperations, write_chunks
-from quire.shared.errors import DeadlineExceeded, InvalidArgument
+from quire.shared.errors import InvalidArgument
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
@@ -39,7 +40,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
         """Stores a streamed file. The first message announces its length, which is reserved on disk and must match the
         content. Raises InvalidArgument; DeadlineExceeded if the stream stalls."""
         async with call_context("UploadFile", context, self._metrics, self._calls) as call:
-            first = await anext(_with_timeout(messages, self._stalled_s), None)
+            first = await anext(with_timeout(messages, self._stalled_s), None)
             if first is None or not first.HasField("begin"):
                 raise InvalidArgument("begin: the first message must describe the file", field="begin")
             begin, most = first.begin, self._work.files.max_file_bytes
@@ -47,7 +48,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
             if begin.bytes > most:
                 raise InvalidArgument(f"bytes: a file may have at most {most}, got {begin.bytes}", field="bytes")
             async with self._work.reserve(begin.bytes) as (scratch, _):
-                await write_chunks(_content(_with_timeout(messages, self._stalled_s), begin.bytes), scratch)
+                await write_chunks(_content(with_timeout(messages, self._stalled_s), begin.bytes), scratch)
                 stored = await self._work.store(scratch, owner, begin.filename, begin.purpose)
             return pb.UploadFileResponse(file=_message(stored))
 
@@ -86,21 +87,6 @@ async def _send(file: BinaryIO, context: Context) -> None:
     """Sends a file; the next piece is read when the client can receive it."""
     while content := await asyncio.to_thread(file.read, SENT_BYTES):
         await context.write(pb.DownloadFileResponse(content=content))
-
-
-async def _with_timeout(
-    messages: AsyncIterator[pb.UploadFileRequest], stalled_s: float
-) -> AsyncIterator[pb.UploadFileRequest]:
-    """Yields the messages of a stream. Raises DeadlineExceeded if none comes for `stalled_s`."""
-    while True:
-        try:
-            async with asyncio.timeout(stalled_s):
-                message = await anext(messages, None)
-        except TimeoutError:
-            raise DeadlineExceeded(f"content: no data was received for {stalled_s:g} s", field="content") from None
-        if message is None:
-            return
-        yield message
 
 
 async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int) -> AsyncIterator[bytes]:

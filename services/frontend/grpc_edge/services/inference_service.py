@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from quire.services.frontend.calls.calls import Call, Calls
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.grpc_edge import pooling_messages, requests, responses
 from quire.services.frontend.grpc_edge.errors import Context, call_context
 from quire.services.frontend.grpc_edge.services.resumable import ResponseWriter, ResumableCalls, ToMessage
+from quire.services.frontend.grpc_edge.services.transcriptions import TranscriptionCalls
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.transcoding import CHAT, GENERATE
@@ -31,6 +34,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         catalogue: Catalogue,
         *,
         resumable: ResumableCalls,
+        transcriptions: TranscriptionCalls,
         metrics: FrontendMetrics,
         calls: Calls,
         name: str,
@@ -43,6 +47,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._tokenizer = tokenizer
         self._catalogue = catalogue
         self._resumable = resumable
+        self._transcriptions = transcriptions
         self._metrics = metrics
         self._calls = calls
 
@@ -148,6 +153,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             async with self._generator.start(request, call) as generation:
                 await generation.collect()
                 return pooling_messages.rerank_response(request.request_id, generation, scoring, message.top_n)
+
+    async def Transcribe(self, messages: AsyncIterator[pb.TranscribeRequest], context: Context) -> None:
+        """Streams the text of a file of sound that the client streams."""
+        arrival = requests.arrival_of(context)
+        async with call_context("Transcribe", context, self._metrics, self._calls) as call:
+            await call.admit()
+            await self._transcriptions.answer(messages, arrival, call, context)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Returns the token ids of a text or a rendered conversation, without running the model; not subject to

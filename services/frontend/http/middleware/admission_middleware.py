@@ -20,7 +20,7 @@ MAX_CACHED_REFUSALS = 64
 
 class AdmissionMiddleware:
     """Admits inference calls. The protocol asks `refuse()` before it creates a call; an accepted call acquires its
-    lease once its body has arrived, and waits for its turn."""
+    lease once its body has arrived, unless that is a file, and waits for its turn."""
 
     def __init__(
         self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, dialects: Dialects
@@ -77,7 +77,8 @@ class AdmissionMiddleware:
         scope[HANDLER] = metric_path
         call: Call = scope[CALL]
         try:
-            receive = await _buffer(receive)
+            if not self._dialects.takes_file(scope["path"]):
+                receive = await _buffer(receive)
             await call.admit()
         except QuireError as error:
             call.error = error

@@ -24,7 +24,7 @@ class PathNormalizer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the app with the normalized path; the scope of the caller stays as it is."""
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             path = normalize_path(scope["path"].encode(), self._root.encode()).decode()
             if path != scope["path"]:
                 scope = {**scope, "path": path}

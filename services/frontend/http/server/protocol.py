@@ -21,7 +21,7 @@ from quire.services.frontend.http.headers import REQUEST_ID_BYTES, Headers
 from quire.services.frontend.http.server import complete_request
 from quire.services.frontend.http.server.connection_limiter import ConnectionLimiter, DeadlineTimer
 from quire.services.frontend.http.server.half_closed import HalfClosedTransport
-from quire.services.frontend.http.server.upgrades import CONNECT, without_upgrade
+from quire.services.frontend.http.server.upgrades import CONNECT, head_of, wants_web_socket, without_upgrade
 
 Refuse = Callable[
     [bytes, bytes, Headers], bytes | None
@@ -33,6 +33,7 @@ class AdmissionHooks(NamedTuple):
 
     refuse: Refuse
     is_full: Callable[[], bool]  # whether `refuse` would refuse every inference call
+    takes_web_socket: Callable[[bytes], bool] = lambda _target: False  # whether a target has WebSocket connections
 
 
 class _Refused:
@@ -66,6 +67,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
 
     refuse: ClassVar[Refuse]
     is_full: ClassVar[Callable[[], bool]]
+    takes_web_socket: ClassVar[Callable[[bytes], bool]]
     connection_limiter: ClassVar[ConnectionLimiter]
 
     parser: httptools.HttpRequestParser
@@ -143,12 +145,42 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
                 if method == CONNECT:
                     self._respond_and_close(NO_TUNNELS)
                     return
+                if wants_web_socket(method, version, self.headers) and self._takes_web_socket():
+                    self._become_web_socket(data[paused.args[0] :])
+                    return
                 data = without_upgrade(method, self.url, version, self.headers) + data[paused.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn configures its parsers
             except httptools.HttpParserError:
                 self.send_400_response("Invalid HTTP request received.")
                 return
+
+    def _takes_web_socket(self) -> bool:
+        """Returns whether the call that is read may become a WebSocket: its path has them, and no earlier call on this
+        connection is unanswered."""
+        is_first = self.cycle is None or self.cycle.response_complete
+        return is_first and type(self).takes_web_socket(self.url)
+
+    def _become_web_socket(self, data: bytes) -> None:
+        """Hands the connection over to the protocol of WebSockets, with its place in the limits. `data`: bytes received
+        after the headers."""
+        from quire.services.frontend.http.server.web_sockets import WebSocketConnection
+
+        address, self._is_kept, self._is_over = self._address, False, True
+        self._reading.close()
+        self._writing.close()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        taken = WebSocketConnection(
+            self.connection_limiter,
+            lambda: self.connection_limiter.release(address),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.app_state,
+        )
+        taken.connection_made(self.transport)
+        self.transport.set_protocol(taken)
+        taken.data_received(head_of(self.url, self.headers) + data)
 
     def eof_received(self) -> bool:
         """Handles a half-close: answers a call that was cut short, and keeps the connection for an answer that is still
@@ -321,7 +353,12 @@ def protocol_class(admission_hooks: AdmissionHooks, connections: ConnectionLimit
     return type(
         "BoundHttpProtocol",
         (AdmittingHttpProtocol,),
-        {"refuse": refuse, "is_full": is_full, "connection_limiter": connections},
+        {
+            "refuse": refuse,
+            "is_full": is_full,
+            "takes_web_socket": staticmethod(admission_hooks.takes_web_socket),
+            "connection_limiter": connections,
+        },
     )
 
 

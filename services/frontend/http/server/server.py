@@ -18,6 +18,7 @@ from quire.shared import ports
 from quire.shared.security.tls import server_context
 from quire.shared.security.tls_files import Tls
 
+MOST_MESSAGE_BYTES = 4 << 20  # of a WebSocket: a minute and a half of PCM16 at 16 kHz in base64
 # Backlog of connections to be accepted; a client beyond it retries after a second. The system's limit
 # (net.core.somaxconn) is usually 4096.
 QUEUE = 65_535
@@ -90,7 +91,9 @@ class HttpServer:
                 application.app,
                 http=protocol_class(application.admission_hooks, connections),
                 loop="none",
-                ws="none",
+                ws="none",  # the protocol hands connections over itself
+                ws_max_size=MOST_MESSAGE_BYTES,
+                ws_per_message_deflate=False,  # a small frame would become a large message
                 lifespan="off",
                 log_config=None,
                 access_log=False,

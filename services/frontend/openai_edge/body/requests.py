@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.services.frontend.http.fields import scalar_fields
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body import thinking, tools
 from quire.services.frontend.openai_edge.body.bodies import (
@@ -25,6 +24,7 @@ from quire.services.frontend.openai_edge.body.logits_processors import logits_pr
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
 from quire.services.frontend.openai_edge.body.structured_outputs import constraint
 from quire.services.frontend.openai_edge.body.token_limit import token_limit
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from quire.services.frontend.http.fields import scalar_fields
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body import thinking
@@ -26,6 +25,7 @@ from quire.services.frontend.openai_edge.responses import tools
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.messages import Item, to_messages
 from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer

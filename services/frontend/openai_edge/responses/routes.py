@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -33,6 +32,7 @@ from quire.services.frontend.openai_edge.responses.messages import Item, as_item
 from quire.services.frontend.openai_edge.responses.requests import responses_request
 from quire.services.frontend.openai_edge.responses.store import ResponseStore, StoredResponse
 from quire.services.frontend.openai_edge.resumable import FormattedRequest, ResumableHttp
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.request import Request as GeneratorRequest
 from quire.services.frontend.streams.stream import Stream
 from quire.shared.errors import InvalidArgument, NotFound, Unimplemented

@@ -9,7 +9,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -26,6 +25,7 @@ from quire.services.frontend.openai_edge.body.requests import (
     completion_request,
 )
 from quire.services.frontend.openai_edge.resumable import FormattedRequest, ResumableHttp
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.request import ChatPrompt, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.request.request import Request as GeneratorRequest
 

@@ -9,7 +9,6 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quire.services.frontend.http import headers
-from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
@@ -35,6 +34,7 @@ from quire.services.frontend.openai_edge.body.bodies import (
     ScoreBody,
 )
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
+from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions
 from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import Pooling, Prompt, Sampling

@@ -11,7 +11,7 @@ from starlette.routing import compile_path
 from quire.services.frontend.composition.dialects import DIALECTS
 from quire.services.frontend.http.dialect import Dialect, ErrorFormat, InferencePath
 from quire.services.frontend.http.dialects import Dialects
-from quire.services.frontend.openai_edge.transcription.routes import TRANSCRIPTIONS, TRANSLATIONS
+from quire.services.frontend.openai_edge.routes.transcription_routes import TRANSCRIPTIONS, TRANSLATIONS
 from quire.shared.errors import InvalidArgument, NotFound, QuireError
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire.shared.columns import i32
+from quire.shared.media.audio.decoding import is_sound_file
 from quire.shared.media.audio.log_mel import MelSettings, log_mel
 from quire.shared.media.modalities import AUDIO
 from quire.shared.media.registry import read_audio_processor
@@ -57,11 +58,11 @@ def shown(served: Served, submission: ReceivedSubmission) -> str:
     return found + tokenizer.decode(ids[begin:], skip_special_tokens=False)
 
 
-async def submitted(served: Served, **body: Any) -> tuple[str, list[np.ndarray]]:
+async def submitted(served: Served, path: str = CHAT, **body: Any) -> tuple[str, list[np.ndarray]]:
     """Asks, and returns the prompt as shown() and the features that workers fetch; the answer must succeed."""
     number = len(served.script.submissions)
     served.script.pause()
-    asked = served.ask(CHAT, **body)
+    asked = served.ask(path, **body)
     try:
         submission = await served.submission(number, asked)
         features = []
@@ -209,3 +210,65 @@ def test_every_length_has_as_many_tokens_as_the_encoder_computes_rows(folder: Pa
         layout = processor.sound_layout(num_samples, {})
         frames = -(-num_samples // 160)  # as transformers counts them in its attention mask
         assert len(processor.expand(layout, None).token_ids) == (((frames - 1) // 2 + 1) - 2) // 2 + 1
+
+
+def b64(file: bytes) -> str:
+    return base64.b64encode(file).decode()
+
+
+async def test_ollama_sends_sound_among_the_images(served: Served) -> None:
+    """Ollama tells sound from pictures by its first bytes (ollama#15427); clients rely on it (ahyatt/llm#289)."""
+    clip = wav(noise(8_000), RATE)
+    expected, features = await submitted(served, messages=user(input_audio(clip), text("what?")))
+    chat = [{"role": "user", "content": "what?", "images": [b64(clip)]}]
+    found, heard = await submitted(served, "/api/chat", messages=chat, stream=False)
+    assert (found, len(heard)) == (expected, 1)
+    np.testing.assert_array_equal(heard[0], features[0])
+    found, _ = await submitted(served, "/api/generate", prompt="what?", images=[b64(clip)], stream=False)
+    assert found == expected
+    raw, _ = await submitted(
+        served, "/api/generate", prompt=f"hear {PLACEHOLDER}!", images=[b64(clip)], raw=True, stream=False
+    )
+    assert raw.startswith("hear [")
+    for no_sound in (plain((1, 2, 3)), bytes(100)):  # a picture; PCM without a header
+        chat = [{"role": "user", "content": "x", "images": [b64(no_sound)]}]
+        status, said = await served.refusal("/api/chat", messages=chat)
+        assert (status, "images are not supported" in said) == (400, True), said
+
+
+async def test_sglang_audio_data(served: Served) -> None:
+    clip = wav(noise(8_000), RATE)
+    given = {"sampling_params": {"max_new_tokens": 1}}
+    words = f"a {PLACEHOLDER} b"
+    for data in (b64(clip), [f"data:audio/wav;base64,{b64(clip)}"], {"url": f"data:;base64,{b64(clip)}"}):
+        found, heard = await submitted(served, "/generate", text=words, audio_data=data, **given)
+        assert (found[:3], found[-3:], len(heard)) == ("a [", "] b", 1)
+    for field, data, reason in (
+        ("audio_data", 3, "audio_data must hold URLs or base64 texts, got int"),
+        ("image_data", b64(plain((1, 2, 3))), "not supported"),
+    ):
+        status, said = await served.refusal("/generate", text=words, **{field: data})
+        assert (status, reason in said) == (400, True), said
+    status, said = await served.refusal("/generate", text=[words, "b"], audio_data=[b64(clip)])
+    assert (status, "audio_data has clips for 1 prompts; there are 2" in said) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("head", "is_sound"),
+    [
+        (b"RIFF\x00\x00\x00\x00WAVEfmt ", True),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8 ", False),
+        (b"ID3\x04", True),
+        (b"fLaC", True),
+        (b"OggS", True),
+        (b"\xff\xfb\x90\x00", True),
+        (b"\xff\xd8\xff\xe0", False),  # JPEG
+        (b"\x89PNG\r\n\x1a\n", False),
+        (b"\x00\x00\x00\x20ftypM4A \x00", True),
+        (b"\x00\x00\x00\x20ftypavif\x00", False),
+        (b"\x1aE\xdf\xa3", False),  # Matroska and WebM may have pictures
+        (b"", False),
+    ],
+)
+def test_files_of_sound_are_told_by_their_first_bytes(head: bytes, is_sound: bool) -> None:
+    assert is_sound_file(head) is is_sound

@@ -15,8 +15,8 @@ from quire.shared.media.modalities import AUDIO
 
 if TYPE_CHECKING:
     from quire.services.frontend.generation.generator import Generator
-    from quire.services.frontend.openai_edge.transcription.work import TranscriptionWork
     from quire.services.frontend.output_processor.delta import SampleDelta
+    from quire.services.frontend.transcription.work import TranscriptionWork
     from quire.shared.columns import F32
     from quire.shared.transcription.silence import Piece
 

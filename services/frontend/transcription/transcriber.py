@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from quire.services.frontend.openai_edge.transcription.model_calls import ModelCalls
-from quire.services.frontend.openai_edge.transcription.piece_decoder import PieceDecoder
-from quire.services.frontend.openai_edge.transcription.reading import Reading
-from quire.services.frontend.openai_edge.transcription.word_aligner import WordAligner
-from quire.services.frontend.openai_edge.transcription.work import ENGLISH, TRANSLATE, TranscriptionWork
+from quire.services.frontend.transcription.model_calls import ModelCalls
+from quire.services.frontend.transcription.piece_decoder import PieceDecoder
+from quire.services.frontend.transcription.reading import Reading
+from quire.services.frontend.transcription.word_aligner import WordAligner
+from quire.services.frontend.transcription.work import ENGLISH, TRANSLATE, TranscriptionWork
 from quire.shared.errors import InvalidArgument
 from quire.shared.transcription.joining import joined
 from quire.shared.transcription.silence import Piece, speech_level, spoken_pieces
@@ -23,9 +23,9 @@ from quire.shared.transcription.transcript import Transcript
 if TYPE_CHECKING:
     from quire.services.frontend.calls.calls import Call
     from quire.services.frontend.generation.generator import Generator
-    from quire.services.frontend.http.headers import CallHeaders
-    from quire.services.frontend.openai_edge.transcription.form import TranscriptionForm
+    from quire.services.frontend.request.call_headers import CallHeaders
     from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+    from quire.services.frontend.transcription.form import TranscriptionForm
     from quire.shared.media.audio.waveform import F32
 
 SEARCH_PART = 6  # a cut lies in the last sixth of a piece

@@ -9,9 +9,9 @@ import numpy as np
 
 from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.http.headers import CallHeaders
-from quire.services.frontend.openai_edge.transcription.form import TranscriptionForm
-from quire.services.frontend.openai_edge.transcription.reading import Reading
-from quire.services.frontend.openai_edge.transcription.work import PieceRequest, SpokenPiece, TranscriptionWork
+from quire.services.frontend.transcription.form import TranscriptionForm
+from quire.services.frontend.transcription.reading import Reading
+from quire.services.frontend.transcription.work import PieceRequest, SpokenPiece, TranscriptionWork
 from quire.shared.transcription.silence import Piece
 from quire.shared.transcription.transcript import Segment, Word
 from tests.shared.media.audio.files import noise

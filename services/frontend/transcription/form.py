@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from quire.services.frontend.offline.upload import MAX_VALUE_BYTES, form_parts
+from quire.services.frontend.bounds.multipart import MAX_VALUE_BYTES, form_parts
 from quire.shared.errors import InvalidArgument, Unimplemented
 from quire.shared.transcription.formats import FORMATS
 
@@ -79,11 +79,11 @@ def read_form(body: bytes, boundary: bytes) -> TranscriptionForm:
             fields.setdefault(name, []).append(body[start:end].decode(errors="replace"))
     if not content:
         raise InvalidArgument("file: the form must have a sound file that is not empty", field=FILE)
-    return _checked(content, fields)
+    return checked_form(content, fields)
 
 
-def _checked(content: bytes, fields: Mapping[str, list[str]]) -> TranscriptionForm:
-    """Returns the form of these fields; the last value of a repeated one counts. Raises as read_form()."""
+def checked_form(content: bytes, fields: Mapping[str, Sequence[str]]) -> TranscriptionForm:
+    """Returns the form of these fields, as texts; the last value of a repeated one counts. Raises as read_form()."""
     last = {name: values[-1] for name, values in fields.items()}
     for name in fields:
         if name in NOT_OFFERED and last[name]:
@@ -134,7 +134,7 @@ def _flag(last: Mapping[str, str], name: str) -> bool:
     return written in TRUE
 
 
-def _granularities(fields: Mapping[str, list[str]], form: str) -> tuple[str, ...]:
+def _granularities(fields: Mapping[str, Sequence[str]], form: str) -> tuple[str, ...]:
     """Returns the requested granularities of times, segments if there are none. Raises InvalidArgument for unknown ones
     and formats without times."""
     given = [*fields.get(GRANULARITIES, ()), *fields.get("timestamp_granularities", ())]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.services.frontend.openai_edge.transcription.piece_decoder import RULES
-from quire.services.frontend.openai_edge.transcription.work import (
+from quire.services.frontend.transcription.piece_decoder import RULES
+from quire.services.frontend.transcription.work import (
     NOTHING_SPOKEN,
     PieceRequest,
     SpokenPiece,

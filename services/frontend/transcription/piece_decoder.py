@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.services.frontend.openai_edge.transcription.work import (
+from quire.services.frontend.request.request import Sampling, TimestampRules
+from quire.services.frontend.transcription.work import (
     NOTHING_SPOKEN,
     TRANSLATE,
     PieceRequest,
     SpokenPiece,
     TranscriptionWork,
 )
-from quire.services.frontend.request.request import Sampling, TimestampRules
 from quire.shared.transcription.joining import joined
 from quire.shared.transcription.quality import TEMPERATURES, QualityRules, compression_ratio
 from quire.shared.transcription.silence import loud_seconds
 from quire.shared.transcription.timestamps import WhisperVocabulary, segments_of
 
 if TYPE_CHECKING:
-    from quire.services.frontend.openai_edge.transcription.model_calls import ModelCalls
     from quire.services.frontend.output_processor.delta import SampleDelta
     from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+    from quire.services.frontend.transcription.model_calls import ModelCalls
     from quire.shared.transcription.silence import Piece
 
 MOST_PROMPT_TOKENS = 223  # of the text before: half of the decoder's context, as in the model's training

@@ -15,9 +15,9 @@ from quire.shared.transcription.timestamps import STEP_S, WhisperVocabulary
 from quire.shared.transcription.words import timed_words, trimmed_words, words_of
 
 if TYPE_CHECKING:
-    from quire.services.frontend.openai_edge.transcription.model_calls import ModelCalls
-    from quire.services.frontend.openai_edge.transcription.piece_decoder import PieceDecoder
-    from quire.services.frontend.openai_edge.transcription.work import SpokenPiece, TranscriptionWork
+    from quire.services.frontend.transcription.model_calls import ModelCalls
+    from quire.services.frontend.transcription.piece_decoder import PieceDecoder
+    from quire.services.frontend.transcription.work import SpokenPiece, TranscriptionWork
     from quire.shared.transcription.silence import Piece
     from quire.shared.transcription.transcript import Segment, Word
 

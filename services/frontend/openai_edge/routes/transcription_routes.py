@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,7 +15,8 @@ from quire.services.frontend.http.responses import DeferredResponse, keep_alive_
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.offline.upload import boundary_of
 from quire.services.frontend.openai_edge.answers.chunks import DONE, ErrorEvents, event
-from quire.services.frontend.openai_edge.transcription.form import (
+from quire.services.frontend.openai_edge.errors import plain_response
+from quire.services.frontend.transcription.form import (
     AUTO,
     MAX_FORM_BYTES,
     SEGMENT,
@@ -23,24 +24,25 @@ from quire.services.frontend.openai_edge.transcription.form import (
     TranscriptionForm,
     read_form,
 )
-from quire.services.frontend.openai_edge.transcription.transcriber import Transcriber
-from quire.services.frontend.openai_edge.transcription.work import TRANSCRIBE, TRANSLATE
+from quire.services.frontend.transcription.sound_memory import memory_of
+from quire.services.frontend.transcription.work import TRANSCRIBE, TRANSLATE
 from quire.shared.errors import InvalidArgument
 from quire.shared.transcription.formats import FORMATS, as_json, as_srt, as_text, as_verbose_json, as_vtt
 from quire.shared.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
-    from starlette.types import Send
+    from starlette.types import Receive, Scope, Send
 
     from quire.services.frontend.calls.calls import Call
     from quire.services.frontend.generation.catalogue import Catalogue
-    from quire.services.frontend.http.headers import CallHeaders
+    from quire.services.frontend.request.call_headers import CallHeaders
+    from quire.services.frontend.transcription.transcription import Transcription
 
+REALTIME = "/v1/realtime"
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 JSON, TEXT, VTT = "application/json", "text/plain; charset=utf-8", "text/vtt; charset=utf-8"
 TYPES = {"json": JSON, "verbose_json": JSON, "text": TEXT, "srt": TEXT, "vtt": VTT}
 NO_TRANSCRIPT = Transcript([], "", "", 0.0)
-MAX_FORMS = 8  # that are read and decoded at the same time; further callers wait
 FORM = {
     "requestBody": {
         "required": True,
@@ -74,41 +76,61 @@ FORM = {
 class TranscriptionRoutes:
     """Routes that turn sound files into text."""
 
-    def __init__(self, transcriber: Transcriber, catalogue: Catalogue) -> None:
-        self._transcriber, self._catalogue = transcriber, catalogue
-        self._places = asyncio.Semaphore(MAX_FORMS)
+    def __init__(self, transcription: Transcription, catalogue: Catalogue) -> None:
+        self._transcription, self._catalogue = transcription, catalogue
         self.router = Router(tags=["audio"])
         for path, answer in ((TRANSCRIPTIONS, self.transcribe), (TRANSLATIONS, self.translate)):
             self.router.add_api_route(path, answer, methods=["POST"], response_class=Response, openapi_extra=FORM)
+        self.router.add_api_route(REALTIME, self.realtime, methods=["GET"], response_class=Response)
 
     async def transcribe(self, http: Request) -> Response:
         """Returns the text of a sound file in the language that is spoken."""
-        return await self._answer(http, TRANSCRIBE)
+        return UploadResponse(http, TRANSCRIBE, self._transcription, self._catalogue)
 
     async def translate(self, http: Request) -> Response:
         """Returns the text of a sound file in English."""
-        return await self._answer(http, TRANSLATE)
+        return UploadResponse(http, TRANSLATE, self._transcription, self._catalogue)
 
-    async def _answer(self, http: Request, task: str) -> Response:
-        """Reads and checks the form. Raises InvalidArgument and Unimplemented that name the field."""
-        async with self._places:
-            form = read_form(await _body(http), boundary_of(http.headers.get("content-type", "")))
-        self._catalogue.check(form.model)
-        self._transcriber.check(form, task)
-        answer = TranscriptStream if form.stream else TranscriptResponse
-        return answer(self._transcriber, form, task, headers.read(http))
+    async def realtime(self) -> Response:
+        """Answers a call that is no WebSocket, or of a server without the library for them."""
+        text = f"{REALTIME}: open a WebSocket; a server needs `pip install websockets` for them"
+        return plain_response(HTTPStatus.UPGRADE_REQUIRED, text, {"upgrade": "websocket"})
+
+
+class UploadResponse(Response):
+    """Answer of a call whose form is read once there is memory for its file, which is then held to the end."""
+
+    def __init__(self, http: Request, task: str, transcription: Transcription, catalogue: Catalogue) -> None:
+        """Raises InvalidArgument for another kind of body than a form."""
+        super().__init__()
+        self._boundary = boundary_of(http.headers.get("content-type", ""))
+        self._task, self._transcription, self._catalogue = task, transcription, catalogue
+        self._sent = headers.read(http)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reads and checks the form and sends the answer. Raises InvalidArgument and Unimplemented that name the
+        field, and DeadlineExceeded while it waits."""
+        http = Request(scope, receive)
+        num_bytes = min(int(http.headers.get("content-length", MAX_FORM_BYTES)), MAX_FORM_BYTES)
+        tenant, deadline_s = self._sent.tenant, self._sent.deadline_s
+        async with self._transcription.memory.held(memory_of(num_bytes), tenant, deadline_s):
+            form = read_form(await _body(http), self._boundary)
+            self._catalogue.check(form.model)
+            self._transcription.check(form, self._task)
+            answer = TranscriptStream if form.stream else TranscriptResponse
+            await answer(self._transcription, form, self._task, self._sent)(scope, receive, send)
 
 
 class TranscriptResponse(DeferredResponse):
     """Answer of a transcription, which ends with its call."""
 
-    def __init__(self, transcriber: Transcriber, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
+    def __init__(self, transcription: Transcription, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
         super().__init__(TYPES[form.response_format], ErrorEvents())
-        self._transcriber, self._form, self._task, self._sent = transcriber, form, task, sent
+        self._transcription, self._form, self._task, self._sent = transcription, form, task, sent
 
     async def respond(self, call: Call, send: Send) -> None:
         """Transcribes the file and sends its text in one piece."""
-        transcript = await self._transcriber.transcribe(self._form, self._task, self._sent, call)
+        transcript = await self._transcription.transcribe(self._form, self._task, self._sent, call)
         body = written(transcript, self._form)
         self.headers["content-length"] = str(len(body))
         await self._send_piece(body, send)
@@ -118,14 +140,14 @@ class TranscriptResponse(DeferredResponse):
 class TranscriptStream(DeferredResponse):
     """Answer of a transcription whose text is sent piece by piece, in OpenAI's events."""
 
-    def __init__(self, transcriber: Transcriber, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
+    def __init__(self, transcription: Transcription, form: TranscriptionForm, task: str, sent: CallHeaders) -> None:
         super().__init__(EVENTS, ErrorEvents(), keep_alive=keep_alive_comment)
-        self._transcriber, self._form, self._task, self._sent = transcriber, form, task, sent
+        self._transcription, self._form, self._task, self._sent = transcription, form, task, sent
 
     async def respond(self, call: Call, send: Send) -> None:
         """Sends each piece's text, then the whole one."""
         transcript = NO_TRANSCRIPT
-        async for more in self._transcriber.growing(self._form, self._task, self._sent, call):
+        async for more in self._transcription.growing(self._form, self._task, self._sent, call):
             if delta := more.text[len(transcript.text) :]:
                 await self._send_piece(event({"type": "transcript.text.delta", "delta": delta}), send)
             transcript = more

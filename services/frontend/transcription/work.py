@@ -10,8 +10,8 @@ from quire.shared.transcription.transcript import Segment
 
 if TYPE_CHECKING:
     from quire.services.frontend.calls.calls import Call
-    from quire.services.frontend.http.headers import CallHeaders
-    from quire.services.frontend.openai_edge.transcription.form import TranscriptionForm
+    from quire.services.frontend.request.call_headers import CallHeaders
+    from quire.services.frontend.transcription.form import TranscriptionForm
     from quire.shared.media.audio.waveform import F32
 
 TRANSCRIBE, TRANSLATE, ENGLISH = "transcribe", "translate", "en"
