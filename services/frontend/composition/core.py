@@ -95,4 +95,5 @@ class FrontendCore:
     def prompt_limit(self) -> PromptLimit:
         """Returns the length limit on a prompt; its context length is 0 until a worker has reported it."""
         limits = self.client.limits
-        return PromptLimit(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)
+        most = 0 if limits is None else self._model.processor.most_tokens(limits.max_model_len)
+        return PromptLimit(most, self._model.tokenizer.longest_token)

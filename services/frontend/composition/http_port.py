@@ -16,6 +16,7 @@ from quire.services.frontend.http.middleware.page_rules import PageRules, is_loo
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.server.server import HttpServer
 from quire.services.frontend.http.serving_context import ModelFacts, ServingContext
+from quire.services.frontend.media.pipeline import MediaPipeline
 from quire.services.frontend.offline.service import OfflineService
 from quire.services.frontend.openai_edge.routes.adapter_routes import AdapterRoutes
 from quire.services.frontend.openai_edge.routes.operation_routes import OperationRoutes
@@ -107,7 +108,7 @@ class HttpPort:
             texts=model.pooling_traits.texts,
             facts=ModelFacts(str(model.config.get("model_type", "")), model.identity.fingerprint),
             streams=core.streams,
-            sound=model.media if model.media is not None and model.media.transcribes else None,
+            sound=model.media if isinstance(model.media, MediaPipeline) and model.media.transcribes else None,
             response_store_bytes=self._settings.response_store_mb * 2**20,
             prompt_limit=self._ingress.prompt_limit,
             is_serving=self._health.is_serving,
