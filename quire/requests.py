@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -119,17 +119,14 @@ def separated(prompt: Prompt) -> tuple[Prompt, Plain | None]:
         text = f"prompt: the key {others[0]!r} does not go with encoder_prompt; put it into encoder_prompt"
         raise InvalidArgument(text, field=others[0])
     given, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
-    encoded: DictPrompt = {}
-    encoded.update(given if isinstance(given, Mapping) else {_key_of(given): given})  # type: ignore[typeddict-item]
+    encoded = dict(given) if isinstance(given, Mapping) else {_key_of(given): given}
     if salt := prompt.get("cache_salt"):
         encoded["cache_salt"] = salt
-    continued = None if decoder is None else plain(decoder)  # type: ignore[arg-type]
+    continued = None if decoder is None else plain(cast("Prompt", decoder))
     if not encoded.get("multi_modal_data") or continued is None:
-        return encoded, continued
-    for name in ("prompt", "prompt_token_ids"):
-        encoded.pop(name, None)  # type: ignore[misc]
-    encoded.update({_key_of(continued): continued})  # type: ignore[typeddict-item]
-    return encoded, None
+        return cast("DictPrompt", encoded), continued
+    kept = {name: value for name, value in encoded.items() if name not in ("prompt", "prompt_token_ids")}
+    return cast("DictPrompt", {**kept, _key_of(continued): continued}), None
 
 
 def _key_of(content: Plain) -> str:

@@ -116,8 +116,9 @@ class ConformerBlock:
         x = functional.conv1d(x, self.tensors["conv.up_conv.weight"], self.tensors["conv.up_conv.bias"])
         x = functional.pad(functional.glu(x, dim=1), (kernel // 2, kernel // 2 - (kernel + 1) % 2))
         x = functional.conv1d(x, self.tensors["conv.depth_conv.conv.weight"], groups=self._sizes.inner_dim)
-        norm = [self.tensors[f"conv.batch_norm.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
-        x = functional.silu(functional.batch_norm(x, *norm, eps=BATCH_NORM_EPS))
+        mean, var = (self.tensors[f"conv.batch_norm.running_{part}"] for part in ("mean", "var"))
+        weight, bias = (self.tensors[f"conv.batch_norm.{part}"] for part in ("weight", "bias"))
+        x = functional.silu(functional.batch_norm(x, mean, var, weight, bias, eps=BATCH_NORM_EPS))
         x = functional.conv1d(x, self.tensors["conv.down_conv.weight"], self.tensors["conv.down_conv.bias"])
         return x[0].t()
 

@@ -70,7 +70,7 @@ class BartForConditionalGeneration(LearnedPositions):
         self._logits_bias: Tensor = place.empty(1, len(self._rows))
 
     @classmethod
-    def read(cls, config: ConfigFile) -> BartConfig:  # type: ignore[override]
+    def read(cls, config: ConfigFile) -> BartConfig:
         """Reads config.json under BART's field names. Raises InvalidArgument for sizes out of range and for an output
         head of its own."""
         values = {"activation_function": "gelu", "tie_word_embeddings": True, **config.values}
@@ -101,9 +101,7 @@ class BartForConditionalGeneration(LearnedPositions):
         return BartConfig(**known, sizes=sizes)
 
     @classmethod
-    def layer(  # type: ignore[override]
-        cls, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement
-    ) -> CrossLayer:
+    def layer(cls, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> CrossLayer:
         """Returns the layer at `index`. Where norms follow the parts, its first norm is that of the layer before it."""
         name, size, attention = f"{LAYERS}.{index}", config.hidden_size, f"{LAYERS}.{index}.encoder_attn"
         before = f"{LAYERS}.{index - 1}.final_layer_norm" if index else "model.decoder.layernorm_embedding"
@@ -111,9 +109,10 @@ class BartForConditionalGeneration(LearnedPositions):
         norms = CrossNorms(
             *(LayerNorm(norm, size, EPS, place) for norm in (own if cls.norms_first else [before, *own[:2]]))
         )
-        projections = CrossProjections(
-            *(Projection(f"{attention}.{part}_proj", size) for part in ("q", "k", "v", "out")), bias=True
+        queries, keys, values, output = (
+            Projection(f"{attention}.{part}_proj", size) for part in ("q", "k", "v", "out")
         )
+        projections = CrossProjections(queries, keys, values, output, bias=True)
         up, down = Projection(f"{name}.fc1", config.intermediate_size), Projection(f"{name}.fc2", size)
         return (CrossLayer if cls.norms_first else PostnormCrossLayer)(
             norms,

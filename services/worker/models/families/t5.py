@@ -108,11 +108,8 @@ class T5ForConditionalGeneration(CausalLM):
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> CrossLayer:
         name, size, sizes = f"decoder.block.{index}.layer", config.hidden_size, sizes_of(config)
         attention, inner = f"{name}.1.EncDecAttention", sizes.num_heads * sizes.head_dim
-        projections = CrossProjections(
-            *(Projection(f"{attention}.{part}", inner) for part in "qkv"),
-            Projection(f"{attention}.o", size),
-            bias=False,
-        )
+        queries, keys, values = (Projection(f"{attention}.{part}", inner) for part in "qkv")
+        projections = CrossProjections(queries, keys, values, Projection(f"{attention}.o", size), bias=False)
         first, second, third = (RMSNorm(f"{name}.{part}.layer_norm", size, sizes.eps, place) for part in range(3))
         return CrossLayer(
             CrossNorms(first, second, third),
