@@ -66,5 +66,8 @@ class EncoderPrompts(NoMedia):
             identifier=identifier, length=1, num_embeddings=len(token_ids), modality=TEXT, is_attended=True
         )
 
+    def warm_up(self) -> None:
+        """Does nothing: no process prepares prompts."""
+
     async def close(self) -> None:
         await self.store.close()

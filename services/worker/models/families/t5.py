@@ -63,6 +63,7 @@ class T5ForConditionalGeneration(CausalLM):
     embedding_name: ClassVar[str] = "shared"
     norm_name: ClassVar[str] = "decoder.final_layer_norm"
     encoded: ClassVar[tuple[str, ...]] = (TEXT,)
+    records_decodes: ClassVar[bool] = False  # attention with biases copies as many positions as a step has
 
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
