@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -33,6 +33,10 @@ class DictPrompt(TypedDict, total=False):
     multi_modal_data: Mapping[str, Any]
     multi_modal_uuids: Mapping[str, Any]  # names of these items, or of items that were sent before
     mm_processor_kwargs: Mapping[str, Any]  # options of the model's media processor
+    # Encoder-decoder models, in the place of the first two keys: what the encoder gets, a text, token ids, or a dict
+    # with the keys above, and what the decoder continues; None: the token with which it starts
+    encoder_prompt: str | Sequence[int] | Mapping[str, Any]
+    decoder_prompt: str | Sequence[int] | Mapping[str, Any] | None
 
 
 Prompt = Plain | DictPrompt
@@ -90,6 +94,7 @@ def final_only_options(options: RequestOptions | None) -> RequestOptions:
 def plain(prompt: Prompt) -> Plain:
     """Returns the prompt's text or token ids; ids are preferred if a dictionary has both. Raises InvalidArgument for
     unknown keys and for neither."""
+    prompt, _ = separated(prompt)
     if not isinstance(prompt, Mapping):
         return prompt
     for name in prompt:
@@ -102,6 +107,30 @@ def plain(prompt: Prompt) -> Plain:
     if text is None:
         raise InvalidArgument("prompt: a dict needs the key prompt or prompt_token_ids", field="prompt")
     return text
+
+
+def separated(prompt: Prompt) -> tuple[Prompt, Plain | None]:
+    """Returns the prompt, and what the decoder continues besides it, of a prompt in vLLM's form for encoder-decoder
+    models. If the encoder gets media, the decoder's prompt is the prompt with these media. Raises InvalidArgument for
+    other keys beside the two."""
+    if not isinstance(prompt, Mapping) or "encoder_prompt" not in prompt:
+        return prompt, None
+    if others := sorted(set(prompt) - {"encoder_prompt", "decoder_prompt", "cache_salt"}):
+        text = f"prompt: the key {others[0]!r} does not go with encoder_prompt; put it into encoder_prompt"
+        raise InvalidArgument(text, field=others[0])
+    given, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
+    encoded = dict(given) if isinstance(given, Mapping) else {_key_of(given): given}
+    if salt := prompt.get("cache_salt"):
+        encoded["cache_salt"] = salt
+    continued = None if decoder is None else plain(cast("Prompt", decoder))
+    if not encoded.get("multi_modal_data") or continued is None:
+        return cast("DictPrompt", encoded), continued
+    kept = {name: value for name, value in encoded.items() if name not in ("prompt", "prompt_token_ids")}
+    return cast("DictPrompt", {**kept, _key_of(continued): continued}), None
+
+
+def _key_of(content: Plain) -> str:
+    return "prompt" if isinstance(content, str) else "prompt_token_ids"
 
 
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -140,11 +169,16 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
     )
     if params is not None:
         request.sampling.CopyFrom(params.to_proto())
+    prompt, decoder = separated(prompt)
     content = plain(prompt)
     if isinstance(content, str):
         request.text = content
     else:
         request.token_ids.ids.extend(content)
+    if isinstance(decoder, str):
+        request.decoder_text = decoder
+    elif decoder is not None:
+        request.decoder_token_ids.ids.extend(decoder)
     if isinstance(prompt, Mapping):
         _add_fields(request, prompt)
     return request

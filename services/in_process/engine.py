@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.services.frontend.composition.media import media_pipeline, read_processors
+from quire.services.frontend.composition.media import prompt_media, read_processors
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.grpc_edge import requests, responses
 from quire.services.frontend.grpc_edge.requests import Arrival
@@ -83,7 +83,7 @@ class InProcessEngine:
             frontend.control_tokens,
             placeholder_ids=processors.placeholder_ids,
         )
-        self._media = media_pipeline(frontend, processors, self._tokenizer)
+        self._media = prompt_media(frontend, processors, self._tokenizer)
         self._pixels = StorePixels(MediaStore(0, 0) if self._media is None else self._media.store)
         self._engine_core = EngineCore(worker, scheduler, identity.name, OWNER, self._fetch_pixels)
         config = model_identity.read_config(folder)

@@ -38,7 +38,8 @@ class TileLayout(NamedTuple):
     height: int  # of each tile, in pixels
     width: int
     numbers: tuple[int, ...] = ()  # MediaItem.layout: defined by the family, the same for frontend and worker
-    is_sound: bool = False  # float32 features in the place of pixels: `height` frequency bins by `width` frames
+    # float32 features in the place of pixels: `height` frequency bins by `width` frames, or token ids in a row
+    is_sound: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from quire.shared.media.families.cohere2_vision import make_cohere2_vision
 from quire.shared.media.families.frame_videos import make_internvl_video, make_onevision_video, make_smolvlm_video
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.got_ocr2 import make_got_ocr2
+from quire.shared.media.families.granite_speech import make_granite_speech
 from quire.shared.media.families.idefics3 import make_idefics3
 from quire.shared.media.families.internvl import make_internvl
 from quire.shared.media.families.lighton_ocr import make_lighton_ocr
@@ -23,6 +24,7 @@ from quire.shared.media.families.paligemma import make_paligemma
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.families.qwen2_audio import make_qwen2_audio
+from quire.shared.media.families.qwen3_asr import make_qwen3_asr
 from quire.shared.media.families.qwen_video import make_qwen_video
 from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.families.voxtral import make_voxtral
@@ -75,7 +77,9 @@ VIDEO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], VideoProcessor |
 
 # The same for the families that take sound.
 AUDIO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {
+    "granite_speech": make_granite_speech,
     "qwen2_audio": make_qwen2_audio,
+    "qwen3_asr": make_qwen3_asr,
     "voxtral": make_voxtral,
 }
 # The same for encoder-decoder models, whose encoder is described at the top of config.json
@@ -128,4 +132,8 @@ def read_audio_processor(folder: Path) -> AudioProcessor | None:
     if kind in ENCODER_DECODERS:
         return ENCODER_DECODERS[kind](folder, config)
     make = AUDIO_PROCESSORS.get(kind)
-    return make(folder, config) if make is not None and config.get("audio_config") else None
+    return (
+        make(folder, config)
+        if make is not None and (config.get("audio_config") or config.get("encoder_config"))
+        else None
+    )

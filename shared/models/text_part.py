@@ -52,6 +52,10 @@ GEMMA3 = {
     **{"max_position_embeddings": 131_072, "hidden_activation": "gelu_pytorch_tanh", TIE: True},
     **{"rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 4096},
 }
+GRANITE = {  # of transformers' GraniteConfig
+    **{"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
+}
 LLAMA4 = {
     **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
     **{"rope_theta": 5e5, "attention_chunk_size": 8192, "use_qk_norm": True, "attn_temperature_tuning": True},
@@ -94,6 +98,11 @@ QWEN3 = {
     **{"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6},
     **{"rope_theta": 5e5, "attention_bias": False},
 }
+QWEN3_ASR = {
+    **{"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65_536, "rms_norm_eps": 1e-6},
+    **{"vocab_size": 151_936, "rope_theta": 1e4, "attention_bias": False, TIE: True},
+}
 QWEN3_MOE = {
     **QWEN3,
     **{"num_key_value_heads": 16, "head_dim": None, "moe_intermediate_size": 1408},
@@ -132,6 +141,7 @@ TEXT_PARTS = {
     "Cohere2VisionForConditionalGeneration": TextPart("", {"model_type": "cohere2", TIE: True}),
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
     "GotOcr2ForConditionalGeneration": TextPart("Qwen2ForCausalLM", GOT_OCR2),
+    "GraniteSpeechForConditionalGeneration": TextPart("GraniteForCausalLM", GRANITE, ties=Ties.EITHER),
     "Idefics3ForConditionalGeneration": TextPart(""),
     "InternVLForConditionalGeneration": TextPart("", {"model_type": "qwen2", TIE: True}),
     "LightOnOcrForConditionalGeneration": TextPart("", {"model_type": "qwen3", TIE: True}),
@@ -149,6 +159,7 @@ TEXT_PARTS = {
     "SmolVLMForConditionalGeneration": TextPart(""),
     "VipLlavaForConditionalGeneration": TextPart(""),
     "Qwen2AudioForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2_WHOLE),
+    "Qwen3ASRForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3_ASR, ties=Ties.EITHER),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
     "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, ALTERNATING),

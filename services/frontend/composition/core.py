@@ -11,6 +11,7 @@ from quire.services.frontend.composition.shared_state import SharedState
 from quire.services.frontend.composition.timing import FrontendTiming
 from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generator import Generator
+from quire.services.frontend.media.pipeline import MediaPipeline
 from quire.services.frontend.operations.scheduler_admins import SchedulerAdmins
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.scheduler_client.client import SchedulerClient
@@ -77,7 +78,7 @@ class FrontendCore:
     def _new_transcription(self, metrics: FrontendMetrics) -> Transcription | None:
         """Returns the transcription of a model that transcribes; None for others."""
         media = self._model.media
-        if media is None or not media.transcribes:
+        if not isinstance(media, MediaPipeline) or not media.transcribes:
             return None
         transcriber = Transcriber(self.generator, self._model.tokenizer, media)
         return Transcription(transcriber, media.max_samples / media.rate, metrics)
@@ -107,4 +108,5 @@ class FrontendCore:
     def prompt_limit(self) -> PromptLimit:
         """Returns the length limit on a prompt; its context length is 0 until a worker has reported it."""
         limits = self.client.limits
-        return PromptLimit(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)
+        most = 0 if limits is None else self._model.processor.most_tokens(limits.max_model_len)
+        return PromptLimit(most, self._model.tokenizer.longest_token)

@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 
 from quire.services.frontend.media import identity
+from quire.services.frontend.media.encoder_prompts import EncoderPrompts
 from quire.services.frontend.media.pipeline import MediaLimits, MediaModel, MediaPipeline
 from quire.services.frontend.media.policy import MediaPolicy
 from quire.services.frontend.media.store import MediaStore
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.media.model_processors import MediaProcessors
+from quire.shared.models.text_encoders import text_encoder_of
 from quire.shared.settings.frontend import FrontendSettings
 
 GIB = 1 << 30
@@ -34,19 +36,21 @@ def read_processors(settings: FrontendSettings) -> MediaProcessors:
     return MediaProcessors() if settings.language_model_only else MediaProcessors.read(Path(settings.model))
 
 
-def media_pipeline(
+def prompt_media(
     settings: FrontendSettings, processors: MediaProcessors, tokenizer: Tokenizer
-) -> MediaPipeline | None:
-    """Returns the pipeline for the media of a model; None if it takes text only. `tokenizer`: has the tokens of
-    `placeholder_ids` of the processors."""
-    if not processors.modalities:
-        return None
+) -> MediaPipeline | EncoderPrompts | None:
+    """Returns what prepares the media of a model, or the prompts of its encoder; None if it takes text only.
+    `tokenizer`: has the tokens of `placeholder_ids` of the processors."""
     folder = Path(settings.model)
+    store = MediaStore(int(settings.mm_processor_cache_gb * GIB), int(settings.max_media_gb * GIB))
+    if not processors.modalities:
+        info = text_encoder_of(folder)
+        return None if info is None else EncoderPrompts(info, identity.model_digest(folder), store)
     return MediaPipeline(
         MediaModel(processors, ExpansionTokenizer(tokenizer), tokenizer.placeholders, identity.model_digest(folder)),
         _policy(settings),
         MediaLimits(by_modality=settings.limit_mm_per_prompt),
-        store=MediaStore(int(settings.mm_processor_cache_gb * GIB), int(settings.max_media_gb * GIB)),
+        store=store,
         folder=folder,
         num_processes=settings.media_processes or _default_processes(),
     )

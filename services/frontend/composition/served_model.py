@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.services.frontend.composition.media import media_pipeline, read_processors
+from quire.services.frontend.composition.media import prompt_media, read_processors
 from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.media.pipeline import NoMedia
@@ -29,7 +29,7 @@ class ServedModel:
             settings.control_tokens,
             placeholder_ids=processors.placeholder_ids,
         )
-        self.media = media_pipeline(settings, processors, self.tokenizer)
+        self.media = prompt_media(settings, processors, self.tokenizer)
         self.pooling_traits = PoolingTraits.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import MutableMapping, MutableSequence
+from collections.abc import MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,7 +134,7 @@ def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
     media = _media(message)
     match message.WhichOneof("prompt"):
         case "text":
-            return TextPrompt(message.text, not message.skip_special_prompt_tokens, media)
+            return TextPrompt(message.text, not message.skip_special_prompt_tokens, media, _decoder(message))
         case "conversation":
             if media:
                 field = media[0].origin.field
@@ -142,9 +142,18 @@ def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
             turns = conversations.messages(message.conversation.messages)
             return conversation.chat_prompt(turns, tools=conversations.shown_tools(message.conversation.tools))
         case "token_ids" if isinstance(message, pb.GenerateRequest):
-            return TokenPrompt(message.token_ids.ids, media)
+            return TokenPrompt(message.token_ids.ids, media, _decoder(message))
         case _:
             raise InvalidArgument("prompt must be set", field="prompt")
+
+
+def _decoder(message: pb.GenerateRequest | pb.TokenizeRequest) -> str | Sequence[int] | None:
+    """Returns what the decoder of an encoder-decoder model continues; None if the message does not say."""
+    kind = message.WhichOneof("decoder_prompt") if isinstance(message, pb.GenerateRequest) else None
+    if kind is None:
+        return None
+    assert isinstance(message, pb.GenerateRequest)
+    return message.decoder_text if kind == "decoder_text" else message.decoder_token_ids.ids
 
 
 def _media(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[MediaPart]:

@@ -24,12 +24,21 @@ from quire.services.frontend.input_processor.sampling.sampling_message import (
 )
 from quire.services.frontend.media.pipeline import PromptMedia
 from quire.services.frontend.media.store import MediaHolds
-from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt, media_of
+from quire.services.frontend.request.request import (
+    Prompt,
+    Request,
+    Sampling,
+    TextPrompt,
+    TokenPrompt,
+    decoder_of,
+    media_of,
+)
 from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.columns import i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.media.modalities import TEXT
 from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
@@ -63,7 +72,11 @@ class GenerationPreparer:
         for number, prompt in enumerate(request.prompts):
             await yield_periodically(number)
             column, media = await self._column(prompt, request, limits.max_model_len, holds)
-            prepared.append(PreparedPrompt(builder.build(column, options_of(len(column) // TOKEN_BYTES), media)))
+            options = options_of(len(column) // TOKEN_BYTES)
+            num_encoder_tokens = sum(item.num_embeddings for item in media if item.modality == TEXT)
+            prepared.append(
+                PreparedPrompt(builder.build(column, options, media), num_encoder_tokens=num_encoder_tokens)
+            )
         return prepared
 
     async def _column(
@@ -71,6 +84,8 @@ class GenerationPreparer:
     ) -> tuple[bytes, MediaItems]:
         """Reads a prompt as a column of token ids; of a prompt that is too long, only the first tokens. Its media are
         in their places."""
+        if self._media.encoder is not None:
+            return await self._encoded(prompt, request, max_model_len, holds)
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
@@ -81,6 +96,25 @@ class GenerationPreparer:
             return prompt_limits.column(token_ids, max_model_len, self._vocab_size), ()
         token_ids, items = await place_media(self._media, tokenized, parts, request, holds, max_model_len=max_model_len)
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size), items
+
+    async def _encoded(
+        self, prompt: Prompt, request: Request, max_model_len: int, holds: MediaHolds
+    ) -> tuple[bytes, MediaItems]:
+        """Reads a prompt for the encoder as an item; returns the column of the decoder's tokens, and the item."""
+        encoder, truncated = self._media.encoder, request.truncate_prompt_tokens is not None
+        assert encoder is not None
+        most = encoder.max_tokens
+        if isinstance(prompt, TokenPrompt) and not truncated:
+            check_length(len(prompt.token_ids), most, is_continued=False)  # before they are copied
+        tokenized = await self._tokens.read(prompt, most, None if truncated else most)
+        token_ids = prompt_limits.truncate(tokenized.token_ids, request, most)
+        prompt_limits.column(token_ids, most, self._vocab_size, generates=False)
+        given = decoder_of(prompt)
+        if isinstance(given, str):
+            text = TextPrompt(given, add_special_tokens=False)
+            given = (await self._tokens.read(text, max_model_len, max_model_len)).token_ids
+        column = prompt_limits.column(encoder.decoder_prompt(given), max_model_len, self._vocab_size)
+        return column, (await encoder.item(token_ids, holds),)
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
         """Checks the sampling parameters (grammar, vocabulary, logprobs, logits processors) and returns the function

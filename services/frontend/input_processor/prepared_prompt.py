@@ -24,11 +24,12 @@ class PreparedPrompt:
     prompt_request: PromptRequest
     num_vectors: int | None = None  # number of token vectors; None: a single vector, or nothing is pooled
     num_query_tokens: int = 0  # tokens of a query that was first read for this prompt
+    num_encoder_tokens: int = 0  # tokens of an encoder prompt
 
     @property
     def num_tokens(self) -> int:
         """Number of all tokens read for this prompt."""
-        return self.prompt_request.num_prompt_tokens + self.num_query_tokens
+        return self.prompt_request.num_prompt_tokens + self.num_query_tokens + self.num_encoder_tokens
 
     @property
     def token_ids(self) -> list[int]:

@@ -25,6 +25,7 @@ from quire.services.frontend.request.request import (
     Request,
     TextPrompt,
     TokenPrompt,
+    decoder_of,
     media_of,
 )
 from quire.services.frontend.scheduler_client.client import ClusterLimits
@@ -102,9 +103,12 @@ class InputProcessor:
         prompts.check(request, self._bounds)
         for prompt in request.prompts:
             self._media.check(media_of(prompt), request.media_options)
+            if decoder_of(prompt) is not None and self._media.encoder is None:
+                text = "decoder_prompt: this model has no encoder of text; send the prompt alone"
+                raise InvalidArgument(text, field="decoder_prompt")
         if request.pooling is None or request.truncate_prompt_tokens is None:
             for prompt in request.prompts:
-                self._tokens.check_characters(prompt, max_model_len)
+                self._tokens.check_characters(prompt, self.most_tokens(max_model_len))
         sampling_rules.check(request.sampling)
         sampling_rules.check_logits_processors(request.sampling)
         if request.pooling is not None:
@@ -123,6 +127,11 @@ class InputProcessor:
         prompt_limits.check_num_samples(request, self._max_samples)
         _check_names(request)
         _check_priorities(request)
+
+    def most_tokens(self, max_model_len: int) -> int:
+        """Returns the most tokens of a prompt, which is the encoder's if the model has one of text; 0: unknown."""
+        encoder = self._media.encoder
+        return max_model_len if encoder is None or not max_model_len else encoder.max_tokens
 
     def estimate_tokens(self, request: Request, max_model_len: int) -> int:
         """Estimates the number of prompt tokens and requested output tokens without tokenizing."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from quire.services.frontend.request.media import NO_METADATA, MediaOptions, VideoMetadata
-from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
+from quire.shared.media.modalities import AUDIO, IMAGE, TEXT, VIDEO
 
 DOMAIN = b"quire/media/1"
 MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -47,6 +47,11 @@ def identifier(
     """Returns the 32 bytes that identify an item. `model`: model_digest(); `content`: the file; `metadata`: of a video
     that was sent as frames."""
     return _digest((model, options_key(options, modality, metadata), content))
+
+
+def prompt_identifier(model: bytes, token_ids: bytes) -> bytes:
+    """Returns the 32 bytes that identify an encoder prompt. `model`: model_digest(); `token_ids`: a column."""
+    return _digest((model, TEXT.encode(), token_ids))
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:

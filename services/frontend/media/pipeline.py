@@ -48,8 +48,26 @@ class MediaUse(NamedTuple):
     deadline_s: float | None = None  # on the event loop's clock
 
 
+class PromptEncoder(Protocol):
+    """Encoder of an encoder-decoder model of text, for the preparation of requests."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of an encoder prompt."""
+
+    def decoder_prompt(self, given: Sequence[int] | None) -> Sequence[int]:
+        """Returns the tokens of the decoder for those that a request gives, if it does."""
+
+    async def item(self, token_ids: Sequence[int], holds: MediaHolds) -> media_pb2.MediaItem:
+        """Returns the item of an encoder prompt, which `holds` holds."""
+
+
 class PromptMedia(Protocol):
     """Media of prompts, for the preparation of requests."""
+
+    @property
+    def encoder(self) -> PromptEncoder | None:
+        """Encoder that gets the prompts of requests; None: the decoder gets them."""
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises InvalidArgument or Unimplemented for media of a prompt, or options, that the model or the server does
@@ -66,6 +84,8 @@ class PromptMedia(Protocol):
 
 class NoMedia:
     """PromptMedia of a model, or a server, that takes text only."""
+
+    encoder: PromptEncoder | None = None
 
     def __init__(self) -> None:
         self._store = MediaStore(0, 0)
@@ -119,6 +139,8 @@ class MediaLimits:
 
 class MediaPipeline:
     """PromptMedia of a model that takes media. Owns the processes that decode them."""
+
+    encoder: PromptEncoder | None = None
 
     def __init__(
         self,

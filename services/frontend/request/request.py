@@ -18,6 +18,7 @@ class TextPrompt:
     text: str
     add_special_tokens: bool = True
     media: Sequence[MediaPart] = ()  # for the placeholders in the text, in order
+    decoder: str | Sequence[int] | None = None  # encoder-decoder models of text: what the decoder continues
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class TokenPrompt:
 
     token_ids: Sequence[int]
     media: Sequence[MediaPart] = ()  # for the placeholders among the ids, in order
+    decoder: str | Sequence[int] | None = None  # as in TextPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class ChatPrompt:
 
 
 Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt
+
+
+def decoder_of(prompt: Prompt) -> str | Sequence[int] | None:
+    """Returns what the decoder of an encoder-decoder model continues; None: the request does not say."""
+    return prompt.decoder if isinstance(prompt, TextPrompt | TokenPrompt) else None
 
 
 def media_of(prompt: Prompt) -> Sequence[MediaPart]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
-from quire.shared.media.modalities import MODALITIES
+from quire.shared.media.modalities import MODALITIES, TEXT
 from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 MAX_ITEMS = 1024  # of one prompt
@@ -33,7 +33,7 @@ def _wrong_item(item: MediaItem) -> str:
     """Returns what is wrong with one item by itself; empty if nothing is."""
     if len(item.identifier) != block_hash.HASH_BYTES:
         return f"identifier has {len(item.identifier)} bytes instead of {block_hash.HASH_BYTES}"
-    if item.modality not in MODALITIES:
+    if item.modality not in MODALITIES and not (item.is_attended and item.modality == TEXT):
         return f"modality {item.modality[:100]!r} is none of {', '.join(MODALITIES)}"
     if item.is_attended:
         return _wrong_attended(item)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from quire.services.worker.building.vision import STEPS_KEPT, Vision, VisionSize, on_one_rank, size_of, vision_size
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.replica.media_encoding import RowType
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
-from quire.shared.media.modalities import AUDIO
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +25,14 @@ if TYPE_CHECKING:
 
 log = logger("worker.build")
 
-SOUND = (AUDIO,)
 CLIPS_KEPT = 16  # of the default cache, at least
 
 
 @runtime_checkable
 class EncoderDecoderModel(Protocol):
     """Model whose decoder attends to the output of an encoder."""
+
+    encoded: ClassVar[tuple[str, ...]]  # modalities of the encoder's items
 
     @property
     def config(self) -> DecoderConfig: ...
@@ -59,7 +59,15 @@ def open_encoder(
     log.info("encoder loaded", rows=capacity)
     row_type = RowType(place.dtype, model.config.hidden_size)
     return Vision(
-        encoder, new, EncoderCache(capacity), None, row_type, 1.0, sees_ahead=False, sees_items=False, modalities=SOUND
+        encoder,
+        new,
+        EncoderCache(capacity),
+        None,
+        row_type,
+        1.0,
+        sees_ahead=False,
+        sees_items=False,
+        modalities=model.encoded,
     )
 
 

@@ -106,9 +106,12 @@ def _graph_maker(
     drafter: Drafter | None,
 ) -> GraphBuilder | None:
     """Returns the builder of CUDA graphs; None if all steps are launched kernel by kernel: on a CPU, if cuda_graphs is
-    off, or, with a warning, if the attention backend cannot be recorded."""
+    off, for models whose attention cannot be recorded, or, with a warning, if that of the backend cannot."""
     backend, spec, place = environment.backend, environment.spec, environment.place
     if spec.device == "cpu" or not settings.cuda_graphs:
+        return None
+    if not model.records_decodes:
+        log.info("CUDA graphs are not used: the model's attention cannot be recorded")
         return None
     if not backend.records_decodes:
         log.warning("CUDA graphs are not used: the attention backend for decodes cannot be recorded")

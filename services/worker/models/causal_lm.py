@@ -43,6 +43,7 @@ class CausalLM(ABC):
     taped_functions: ClassVar[tuple[str, ...]] = ()
     embedding_name: ClassVar[str] = "model.embed_tokens"
     norm_name: ClassVar[str] = "model.norm"
+    records_decodes: ClassVar[bool] = True  # decode steps may be part of a CUDA graph
     scales_media: ClassVar[bool] = False  # the scale of token embeddings applies to rows of encoders, too
 
     classifier: Classifier | None = None

@@ -26,6 +26,7 @@ Implementation = Literal[
 
 # Architecture -> class (CausalLM), imported lazily.
 ARCHITECTURES = {
+    "BartForConditionalGeneration": "quire.services.worker.models.families.bart:BartForConditionalGeneration",
     "Cohere2ForCausalLM": "quire.services.worker.models.families.cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "quire.services.worker.models.families.cohere:CohereForCausalLM",
     "DeepseekV2ForCausalLM": "quire.services.worker.models.families.deepseek:DeepseekV2ForCausalLM",
@@ -43,6 +44,8 @@ ARCHITECTURES = {
     "GraniteMoeForCausalLM": "quire.services.worker.models.families.granite_moe:GraniteMoeForCausalLM",
     "Llama4ForCausalLM": "quire.services.worker.models.families.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "quire.services.worker.models.families.llama:LlamaForCausalLM",
+    "MBartForConditionalGeneration": "quire.services.worker.models.families.bart:MBartForConditionalGeneration",
+    "MT5ForConditionalGeneration": "quire.services.worker.models.families.t5:T5ForConditionalGeneration",
     "Ministral3ForCausalLM": "quire.services.worker.models.families.ministral3:Ministral3ForCausalLM",
     "MistralForCausalLM": "quire.services.worker.models.families.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "quire.services.worker.models.families.mixtral:MixtralForCausalLM",
@@ -57,6 +60,8 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": "quire.services.worker.models.families.qwen3_moe:Qwen3MoeForCausalLM",
     "SmolLM3ForCausalLM": "quire.services.worker.models.families.smollm3:SmolLM3ForCausalLM",
     "Starcoder2ForCausalLM": "quire.services.worker.models.families.starcoder2:Starcoder2ForCausalLM",
+    "T5ForConditionalGeneration": "quire.services.worker.models.families.t5:T5ForConditionalGeneration",
+    "UMT5ForConditionalGeneration": "quire.services.worker.models.families.t5:T5ForConditionalGeneration",
     "WhisperForConditionalGeneration": "quire.services.worker.models.families.whisper:WhisperForConditionalGeneration",
 }
 

@@ -15,8 +15,9 @@ HEAD = """# Supported models
 MODEL` says whether a model can be served, and which shape of messages its chat template reads.
 
 Decoders in this table run with Quire's own code. Every other decoder that the installed `transformers` knows runs with
-its code and Quire's paged attention (`--model-impl transformers`). Models that take pictures, video or sound serve
-their text part alone.
+its code and Quire's paged attention (`--model-impl transformers`). Models that take pictures,
+video or sound are on [Pictures](../models/pictures.md) and [Sound](../models/audio.md); those of other families serve
+their text part alone. The decoders of T5 and BART come with [their encoders](../models/encoder-decoder.md).
 """
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.audio.granite_speech import GraniteSpeechEncoder, read_granite_speech
 from quire.services.worker.models.audio.qwen2_audio import Qwen2AudioEncoder
+from quire.services.worker.models.audio.qwen3_asr import Qwen3ASREncoder, read_qwen3_asr
 from quire.services.worker.models.audio.voxtral import VoxtralEncoder
 from quire.services.worker.models.audio.whisper_encoder import read_whisper_encoder
 from quire.shared.errors import InvalidArgument
@@ -27,8 +29,18 @@ def _voxtral(config: ConfigFile, audio: ConfigFile, text_size: int, place: Layer
     return VoxtralEncoder(read_whisper_encoder(audio), text_size, config.text("projector_hidden_act", "gelu"), place)
 
 
+def _granite_speech(config: ConfigFile, audio: ConfigFile, text_size: int, place: LayerPlacement) -> MediaEncoder:
+    return GraniteSpeechEncoder(read_granite_speech(config), text_size, place)
+
+
+def _qwen3_asr(config: ConfigFile, audio: ConfigFile, text_size: int, place: LayerPlacement) -> MediaEncoder:
+    return Qwen3ASREncoder(read_qwen3_asr(audio), text_size, place)
+
+
 AUDIO_ENCODERS: Mapping[str, MakeAudioEncoder] = {
+    "granite_speech": _granite_speech,
     "qwen2_audio": _qwen2_audio,
+    "qwen3_asr": _qwen3_asr,
     "voxtral": _voxtral,
 }
 
@@ -38,7 +50,8 @@ def make_audio_encoder(config: Mapping[str, Any], text_size: int, place: LayerPl
     whole config.json; `text_size`: width of the text model's embeddings. Raises InvalidArgument for configurations that
     are not supported."""
     file = ConfigFile(dict(config))
-    make, audio = AUDIO_ENCODERS.get(str(config.get("model_type", ""))), file.section("audio_config")
+    make = AUDIO_ENCODERS.get(str(config.get("model_type", "")))
+    audio = file.section("audio_config") or file.section("encoder_config")
     if make is None:
         return None
     if audio is None:

@@ -126,14 +126,22 @@ class WhisperEncoder:
 
 
 class WhisperEncoderLayer:
-    """Pre-norm layer with bidirectional attention within each clip; keys have no bias."""
+    """Pre-norm layer with bidirectional attention within each clip. Whisper's keys have no bias."""
 
-    def __init__(self, name: str, config: WhisperEncoderConfig, place: LayerPlacement) -> None:
+    def __init__(
+        self, name: str, config: WhisperEncoderConfig, place: LayerPlacement, *, has_key_bias: bool = False
+    ) -> None:
         size, attention = config.hidden_size, f"{name}.self_attn"
         self._heads = config.num_heads
         self._first_norm = LayerNorm(f"{name}.self_attn_layer_norm", size, 1e-5, place)
         self._inputs = tuple(
-            Linear([Projection(f"{attention}.{part}_proj", size)], size, part != "k", place, quantized=False)
+            Linear(
+                [Projection(f"{attention}.{part}_proj", size)],
+                size,
+                has_key_bias or part != "k",
+                place,
+                quantized=False,
+            )
             for part in "qkv"
         )
         self._output = Linear([Projection(f"{attention}.out_proj", size)], size, True, place, quantized=False)
@@ -156,7 +164,7 @@ class WhisperEncoderLayer:
 
     def __call__(self, x: Tensor, starts: Tensor, length: int) -> Tensor:
         """Runs the layer: x [num_tokens, hidden_size] -> the same shape. Clip i has the tokens from starts[i] to
-        starts[i + 1] (exclusive), `length` each."""
+        starts[i + 1] (exclusive), at most `length` each."""
         normed = self._first_norm(x)
         q, k, v = (project(normed).view(x.size(0), self._heads, -1) for project in self._inputs)
         attended = self._attend(q, k, v, starts, length, q.size(-1) ** -0.5, 0, None)

@@ -22,6 +22,7 @@ from quire.services.worker.models.config.size_bounds import check_sizes
 from quire.services.worker.models.positions import LearnedPositions
 from quire.services.worker.models.prenorm import PrenormLayer
 from quire.shared.kv.kv_specs import FULL, Cross, LayerSpec
+from quire.shared.media.modalities import AUDIO
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +102,7 @@ class WhisperForConditionalGeneration(LearnedPositions):
 
     embedding_name: ClassVar[str] = "model.decoder.embed_tokens"
     positions_name: ClassVar[str] = "model.decoder.embed_positions"
+    encoded: ClassVar[tuple[str, ...]] = (AUDIO,)
 
     @staticmethod
     def read(config: ConfigFile) -> WhisperConfig:

@@ -38,6 +38,7 @@ BESIDE_TEXT = tuple(
         *("vision_tower.", "vision_model.", "visual.", "audio_tower."),
         *("multi_modal_projector.", "connector.", "image_newline", "vision_encoder.", "vision_projection."),
         "embed_tokens_extend.",
+        *("encoder.input_linear.", "encoder.layers.", "encoder.out.", "encoder.out_mid.", "projector."),
     )
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}

@@ -56,13 +56,82 @@ def voxtral(**changes: Any) -> Any:
     return transformers.VoxtralForConditionalGeneration(config)
 
 
+def granite_speech(**changes: Any) -> Any:
+    encoder = {"input_dim": 40, "num_layers": 4, "hidden_dim": 24, "num_heads": 3, "dim_head": 6, "output_dim": 9}
+    encoder |= {"context_size": 20, "max_pos_emb": 30, "conv_kernel_size": 7, "feedforward_mult": 2}
+    projector = {"model_type": "blip_2_qformer", "hidden_size": 32, "encoder_hidden_size": 24, "num_hidden_layers": 3}
+    projector |= {"num_attention_heads": 4, "intermediate_size": 40, "cross_attention_frequency": 2}
+    text = {"model_type": "granite", **SHAPE, "embedding_multiplier": 3.0, **changes}
+    config = transformers.GraniteSpeechConfig(
+        encoder_config=encoder,
+        projector_config=projector,
+        text_config=text,
+        audio_token_index=AUDIO,
+        has_lora_adapter=False,
+        tie_word_embeddings=False,
+    )
+    return transformers.GraniteSpeechForConditionalGeneration(config)
+
+
+class GraniteExtractor:
+    """The features of GraniteSpeechFeatureExtractor, which needs torchaudio, by the filters of transformers."""
+
+    n_fft, win_length, hop_length, n_mels = 512, 400, 160, TOWER["num_mel_bins"]
+
+    def __call__(self, clip: np.ndarray) -> torch.Tensor:
+        window = torch.hann_window(self.win_length)
+        spectrum = torch.stft(
+            torch.from_numpy(clip),
+            self.n_fft,
+            self.hop_length,
+            self.win_length,
+            window=window,
+            pad_mode="reflect",
+            return_complex=True,
+        )
+        filters = transformers.audio_utils.mel_filter_bank(
+            self.n_fft // 2 + 1, self.n_mels, 0.0, RATE / 2, RATE, norm=None, mel_scale="htk"
+        )
+        mel = (spectrum.abs() ** 2).T @ torch.from_numpy(filters).float()
+        logs = mel.clip(min=1e-10).log10()
+        logs = torch.maximum(logs, logs.amax() - 8.0) / 4 + 1
+        return logs[: len(logs) // 2 * 2].reshape(1, -1, 2 * self.n_mels)
+
+
+def granite_embeddings(model: Any, ids: torch.Tensor, clips: Sequence[np.ndarray]) -> torch.Tensor:
+    """Returns embeddings with the rows of each clip by itself: transformers fills clips of a batch with silence, which
+    the encoder takes for sound."""
+    inner, extract = model.model, GraniteExtractor()
+    with torch.inference_mode():
+        embeddings = inner.get_input_embeddings()(torch.where(ids == AUDIO, 0, ids))
+        rows = [inner.get_audio_features(extract(clip)).pooler_output[0] for clip in clips]
+        embeddings[ids == AUDIO] = torch.cat(rows)
+    return embeddings
+
+
+def qwen3_asr(**changes: Any) -> Any:
+    audio = {**TOWER, "n_window": 50, "n_window_infer": 200, "downsample_hidden_size": 6, "output_dim": 64}
+    audio["max_position_embeddings"] = 13
+    del audio["max_source_positions"]
+    text = {"model_type": "qwen3", **SHAPE, "tie_word_embeddings": True, **changes}
+    audio["output_dim"] = text["hidden_size"]
+    config = transformers.Qwen3ASRConfig(
+        audio_config={"model_type": "qwen3_asr_encoder", **audio}, text_config=text, audio_token_id=AUDIO
+    )
+    return transformers.Qwen3ASRForConditionalGeneration(config)
+
+
 MODELS: dict[str, Callable[[], Any]] = {
+    "granite_speech": granite_speech,
     "qwen2_audio": qwen2_audio,
+    "qwen3_asr": qwen3_asr,
     "voxtral": voxtral,
 }
 # Lengths of clips in samples: the shortest, odd ones, one that fills a piece.
 LENGTHS = {
+    "granite_speech": (257, 7_000, 7_199, 15_999, 16_000, 40_001),
     "qwen2_audio": (961, 1_121, 5_001, 15_840, 15_999, 16_000),  # one token alone is another path in transformers
+    "qwen3_asr": (1, 7_000, 8_001, 16_000, 16_159, 70_000),
     "voxtral": (1, 7_000, 16_000, 16_001, 40_000),
 }
 
@@ -72,21 +141,29 @@ class SoundCheckpoint(NamedTuple):
 
     folder: Path
     model: Any
-    extractor: transformers.WhisperFeatureExtractor
+    extractor: Any
 
 
 def save(name: str, folder: Path) -> SoundCheckpoint:
     """Saves the checkpoint with random weights and its feature extractor's file."""
     torch.manual_seed(3)
     model = MODELS[name]().eval()
+    for buffer_name, buffer in model.named_buffers():
+        if "running_" in buffer_name:
+            buffer.copy_(0.5 + torch.rand(buffer.shape))
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter[0].numel() ** -0.5, 0.0)
         parameter.data = offset + scale * torch.randn(parameter.shape)
     model.save_pretrained(folder)
-    extractor = transformers.WhisperFeatureExtractor(feature_size=TOWER["num_mel_bins"], chunk_length=SECONDS)
-    (folder / "preprocessor_config.json").write_text(
-        json.dumps({"feature_size": TOWER["num_mel_bins"], "chunk_length": SECONDS})
-    )
+    sizes = {"feature_size": TOWER["num_mel_bins"], "chunk_length": SECONDS}
+    if name == "granite_speech":
+        sizes, extractor = {"n_mels": TOWER["num_mel_bins"]}, GraniteExtractor()
+    elif name == "qwen3_asr":
+        sizes["n_window"] = 50
+        extractor = transformers.Qwen3ASRFeatureExtractor(**sizes)
+    else:
+        extractor = transformers.WhisperFeatureExtractor(**sizes)
+    (folder / "preprocessor_config.json").write_text(json.dumps(sizes))
     return SoundCheckpoint(folder, model, extractor)
 
 
@@ -137,6 +214,9 @@ def inputs(checkpoint: SoundCheckpoint, tokens: Sequence[int], clips: Sequence[n
     found: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if not clips:
         return found
+    if checkpoint.model.config.model_type == "granite_speech":
+        embeddings = granite_embeddings(checkpoint.model, ids, clips)
+        return {"inputs_embeds": embeddings, "attention_mask": found["attention_mask"]}
     if checkpoint.model.config.model_type == "voxtral":
         piece = SECONDS * RATE
         pieces = [
@@ -148,6 +228,11 @@ def inputs(checkpoint: SoundCheckpoint, tokens: Sequence[int], clips: Sequence[n
             for clip in clips
         ]
         return {**found, "input_features": torch.cat(pieces)}
+    if checkpoint.model.config.model_type == "qwen3_asr":
+        made = checkpoint.extractor(
+            [*clips], sampling_rate=RATE, padding=True, return_tensors="pt", return_attention_mask=True
+        )
+        return {**found, "input_features": made.input_features, "input_features_mask": made.attention_mask}
     made = checkpoint.extractor(
         [*clips], sampling_rate=RATE, return_attention_mask=True, padding="max_length", return_tensors="pt"
     )
@@ -160,4 +245,5 @@ def greedy(checkpoint: SoundCheckpoint, asked: SoundPrompt) -> list[int]:
     with torch.inference_mode():
         given = inputs(checkpoint, asked.tokens, asked.clips)
         found = model.generate(**given, max_new_tokens=NUM_TOKENS, do_sample=False)
-    return found[0, len(asked.tokens) :].tolist()
+    start = 0 if "inputs_embeds" in given else len(asked.tokens)
+    return found[0, start:].tolist()

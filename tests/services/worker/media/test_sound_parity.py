@@ -119,14 +119,14 @@ def test_the_sound_matters(saved: Callable[[str], SoundCheckpoint], name: str) -
     """Without it, the logits would be others: the comparisons above would fail."""
     checkpoint = saved(name)
     asked = prompt(checkpoint, 5, Clip(7_000), 4)
-    given = inputs(checkpoint, asked.tokens, asked.clips)
+    silence = [clip * 0 for clip in asked.clips]
     with torch.inference_mode():
-        heard = checkpoint.model(**given).logits[0, -1]
-        silent = checkpoint.model(**{**given, "input_features": given["input_features"] * 0}).logits[0, -1]
+        heard = checkpoint.model(**inputs(checkpoint, asked.tokens, asked.clips)).logits[0, -1]
+        silent = checkpoint.model(**inputs(checkpoint, asked.tokens, silence)).logits[0, -1]
     assert (heard - silent).abs().max() > 100 * MAX_ERROR
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["qwen2_audio", "voxtral"])
 def test_files_of_either_age(saved: Callable[[str], SoundCheckpoint], name: str) -> None:
     """Published files have language_model.model. and language_model.lm_head, as transformers saves them; its modules
     are model.language_model and lm_head."""

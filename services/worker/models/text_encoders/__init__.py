@@ -1,0 +1,1 @@
+"""Text encoders of encoder-decoder models: their hidden states are what the decoders attend to."""
