@@ -37,7 +37,7 @@ BESIDE_TEXT = tuple(
     for name in (
         *("vision_tower.", "vision_model.", "visual.", "audio_tower."),
         *("multi_modal_projector.", "connector.", "image_newline", "vision_encoder.", "vision_projection."),
-        "embed_tokens_extend.",
+        *("embed_tokens_extend.", "embedding_proj_layer.", "custom_text_proj."),
     )
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
@@ -54,7 +54,8 @@ VISION_PREFIXES = {
     "model.connector.": "connector.",
     "model.image_newline": "image_newline",
 }
-WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of torch.compile, data-parallel training and PEFT
+# Prefixes of torch.compile, data-parallel training, PEFT, and the model inside of a retrieval model of pages.
+WRAPPERS = ("_orig_mod.", "module.", "base_model.model.", "vlm.")
 HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
 
