@@ -22,6 +22,7 @@ from quire.requests import (
     Params,
     Prompt,
     RequestOptions,
+    Scored,
     for_each,
     is_single_prompt,
     options_for_each,
@@ -135,7 +136,7 @@ class Client:
     def score(
         self,
         queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        documents: Scored | Sequence[Scored],
         options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[float]:
@@ -145,7 +146,7 @@ class Client:
     def rerank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Sequence[Scored],
         top_n: int = 0,
         options: RequestOptions | None = None,
         timeout_s: float | None = None,

@@ -9,7 +9,16 @@ from quire.offline.embedded_cluster import EmbeddedCluster
 from quire.offline.lora import LoRARequest, LoRARequests
 from quire.offline.progress import bar
 from quire.outputs import Classification, Ranked, RequestOutput
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_single_prompt
+from quire.requests import (
+    ChatExtras,
+    ChatMessages,
+    EmbedExtras,
+    Params,
+    Prompt,
+    RequestOptions,
+    Scored,
+    is_single_prompt,
+)
 from quire.shared.errors import InvalidArgument
 from quire.shared.tensor_headers import DEFAULT_GROUP
 
@@ -88,7 +97,7 @@ class LLM(EmbeddedCluster):
     def score(
         self,
         queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        documents: Scored | Sequence[Scored],
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
@@ -97,7 +106,7 @@ class LLM(EmbeddedCluster):
         return self.client.score(queries, documents, self._adapters.chosen(lora_request))
 
     def rerank(
-        self, query: str, documents: Sequence[str], top_n: int = 0, *, lora_request: LoRARequest | None = None
+        self, query: str, documents: Sequence[Scored], top_n: int = 0, *, lora_request: LoRARequest | None = None
     ) -> list[Ranked]:
         """Returns documents with their scores by how well they match the query, best first, at most `top_n` (0:
         all)."""

@@ -65,6 +65,7 @@ def build_encoder(
     marks = TextMarks(config.num_token_types)
     runner = ModelRunner(model, _heads(settings, model, fitting, place, marks), device, marks=marks)
     if vision is not None:
+        vision = replace(vision, sees_ahead=False)  # a prompt is computed in one step anyway
         runner.use_media(StepMedia(vision.cache, device.torch_device))
         if not device.is_synchronous:
             vision.warm_up(device.torch_device)  # a first picture must not wait for kernels

@@ -55,7 +55,7 @@ class GemmaEncoder(EncoderModel):
     """Text model of ColPali: rows of the page's picture take the place of token embeddings."""
 
     base: ClassVar[str] = "model"
-    unused: ClassVar[tuple[str, ...]] = ("lm_head.weight",)
+    unused: ClassVar[tuple[str, ...]] = ("lm_head.weight", "model.lm_head.weight")
 
     def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
         super().__init__(config, place, num_positions)

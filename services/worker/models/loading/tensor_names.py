@@ -40,7 +40,12 @@ BESIDE_TEXT = tuple(
         *("embed_tokens_extend.", "embedding_proj_layer.", "custom_text_proj."),
     )
 )
-TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
+TEXT_PREFIXES = {
+    "language_model.": "",
+    "model.language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+}
 # Prefixes of towers in files of transformers 4 and 5, and the prefix that the towers have here.
 VISION_PREFIXES = {
     "model.vision_tower.": "vision_tower.",
