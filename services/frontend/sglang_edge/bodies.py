@@ -49,6 +49,7 @@ class SglangGenerateBody(BaseModel):
         None,
         description="pictures for the placeholders: URL or base64; a list of them; for several prompts one list each",
     )
+    video_data: Any = Field(None, description="videos for the placeholders, in the forms of image_data")
     sampling_params: SamplingBody | None = None
     stream: Flag = False
     rid: str | None = Field(None, description="the id of the request")

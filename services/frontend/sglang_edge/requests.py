@@ -12,11 +12,13 @@ from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
+from quire.services.frontend.request.conversation import MEDIA
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
 from quire.services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import IMAGE, VIDEO
 from quire.shared.pb.common.v1 import sampling_pb2
 
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
@@ -67,38 +69,45 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
         raise InvalidArgument("text must contain at least one prompt", field="text")
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
-        pictures = _pictures(body.image_data, len(texts), is_list=not isinstance(body.text, str))
-        return [TextPrompt(text, media=media) for text, media in zip(texts, pictures, strict=True)]
+        media = _media(body, len(texts), is_list=not isinstance(body.text, str))
+        return [TextPrompt(text, media=parts) for text, parts in zip(texts, media, strict=True)]
     several = [ids for ids in body.input_ids or () if isinstance(ids, list)]
     prompts: list[Any] = several or [body.input_ids]
-    pictures = _pictures(body.image_data, len(prompts), is_list=bool(several))
-    return [TokenPrompt(ids, media) for ids, media in zip(prompts, pictures, strict=True)]
+    media = _media(body, len(prompts), is_list=bool(several))
+    return [TokenPrompt(ids, parts) for ids, parts in zip(prompts, media, strict=True)]
 
 
-def _pictures(given: Any, num_prompts: int, *, is_list: bool) -> list[list[MediaPart]]:
-    """Returns the pictures of each prompt. `is_list`: the prompts were given as a list, and so are their pictures.
-    Raises InvalidArgument for another number."""
+def _media(body: SglangGenerateBody, num_prompts: int, *, is_list: bool) -> list[list[MediaPart]]:
+    """Returns the pictures and videos of each prompt. `is_list`: the prompts were given as a list, and so are their
+    media. Raises InvalidArgument for another number."""
+    pictures = _of_field(body.image_data, PartOrigin("image_data", "", "image_data"), IMAGE, num_prompts, is_list)
+    videos = _of_field(body.video_data, PartOrigin("video_data", "", "video_data"), VIDEO, num_prompts, is_list)
+    return [[*one, *other] for one, other in zip(pictures, videos, strict=True)]
+
+
+def _of_field(given: Any, origin: PartOrigin, modality: str, num_prompts: int, is_list: bool) -> list[list[MediaPart]]:
+    """Returns the items of one field for each prompt. Raises InvalidArgument for another number of prompts."""
     if given is None:
         return [[] for _ in range(num_prompts)]
     each = given if is_list and isinstance(given, list) else [given]
     if len(each) != num_prompts:
-        text = f"image_data has pictures for {len(each)} prompts; there are {num_prompts}"
-        raise InvalidArgument(text, field="image_data")
-    return [[_picture(one) for one in (entry if isinstance(entry, list) else [entry])] for entry in each]
+        text = f"{origin.field} has {MEDIA[modality]} for {len(each)} prompts; there are {num_prompts}"
+        raise InvalidArgument(text, field=origin.field)
+    return [[_part(one, origin, modality) for one in (entry if isinstance(entry, list) else [entry])] for entry in each]
 
 
-def _picture(given: Any) -> MediaPart:
-    """Returns the picture of a URL, a path, base64 text, or an object with a url. Raises InvalidArgument for other
-    types; what the text refers to is not read yet."""
+def _part(given: Any, origin: PartOrigin, modality: str) -> MediaPart:
+    """Returns the item of a URL, a path, base64 text, or an object with a url. Raises InvalidArgument for other types;
+    what the text refers to is not read yet."""
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
-        text = f"image_data must hold URLs or base64 texts, got {type(url).__name__}"
-        raise InvalidArgument(text, field="image_data")
+        text = f"{origin.field} must hold URLs or base64 texts, got {type(url).__name__}"
+        raise InvalidArgument(text, field=origin.field)
     if url.startswith("/") and len(url) < MOST_PATH_CHARACTERS:
         url = f"file://{quote(url)}"
     elif not url.startswith(URL_SCHEMES):
         url = f"data:;base64,{url}"
-    return MediaPart(url, origin=PartOrigin("image_data", "", "image_data"))
+    return MediaPart(url, origin=origin, modality=modality)
 
 
 def _given(sampling: SamplingBody) -> dict[str, Any]:

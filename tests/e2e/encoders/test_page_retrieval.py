@@ -115,7 +115,7 @@ def test_scores_of_pages(served: Served) -> None:
         ("/pooling", {"messages": messages(shown(PAGES[0]), shown(PAGES[1]))}, "the input has 2 pictures"),
         ("/pooling", {"messages": messages(shown(PAGES[0]), {"type": "text", "text": "x"})}, "a picture and a text"),
         ("/score", {"queries": {"content": [shown(PAGES[0])]}, "documents": "x"}, "queries: this model compares texts"),
-        ("/score", {"queries": "x", "documents": [{"content": []}]}, "documents: each must be a text"),
+        ("/score", {"queries": "x", "documents": [{"content": []}]}, "documents.0 must be a text"),
         ("/score", {"queries": "x", "documents": [{"content": [{"type": "file"}]}]}, "files"),
         ("/v1/embeddings", {"input": "x"}, "pooler must be 'all'"),
         ("/v1/chat/completions", {"messages": messages({"type": "text", "text": "x"})}, ""),

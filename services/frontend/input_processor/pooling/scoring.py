@@ -69,9 +69,12 @@ class Scoring:
         if not (self.is_cross_encoder or self.late_interaction):
             return [TextPrompt(one) if isinstance(one, str) else one for one in (*self.queries, *self.documents)]
         queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
-        pairs = zip(queries, self.documents, strict=True)
+        pairs = list(zip(queries, self.documents, strict=True))
         if self.is_cross_encoder:
-            return [PairPrompt(_text(query, "queries"), _text(document, "documents")) for query, document in pairs]
+            return [
+                PairPrompt(_text(query, "queries"), _text(document, f"documents.{index}"))
+                for index, (query, document) in enumerate(pairs)
+            ]
         return [_late_document(document, _text(query, "queries")) for query, document in pairs]
 
     @property

@@ -32,10 +32,9 @@ ScoredInputsField = Annotated[
 
 def read_scored_inputs(given: Any, field: str) -> list[ScoredInput]:
     """Returns the texts and contents of a field that holds one or a list of them. Raises InvalidArgument."""
-    if isinstance(given, Mapping) and isinstance(given.get("content"), list) and len(given) == 1:
+    if not isinstance(given, list):
         return [read_scored_input(given, field)]
-    listed = given if isinstance(given, list) else [given]
-    return [read_scored_input(one, field) for one in listed]
+    return [read_scored_input(one, f"{field}.{index}") for index, one in enumerate(given)]
 
 
 def read_scored_input(one: Any, field: str) -> ScoredInput:
@@ -51,7 +50,7 @@ def read_scored_input(one: Any, field: str) -> ScoredInput:
     content = one.get("content") if isinstance(one, Mapping) else None
     if not isinstance(content, list) or not content:
         raise InvalidArgument(
-            f'{field}: each must be a text, {{"text": ...}}, {{"image": URL}} or {{"content": [parts]}}', field=field
+            f'{field} must be a text, {{"text": ...}}, {{"image": URL}} or {{"content": [parts]}}', field=field
         )
     return scored_content([_part(part, field) for part in content])
 

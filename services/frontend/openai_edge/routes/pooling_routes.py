@@ -118,7 +118,7 @@ class PoolingRoutes:
     async def rerank(self, body: RerankBody, http: Request) -> Response:
         """Ranks documents by how well they answer the query, best first, and returns the top_n (all by default)."""
         body.refuse_unknown(self._unknown)
-        documents = [read_scored_input(one, "documents") for one in body.documents]
+        documents = read_scored_inputs(body.documents, "documents")
         scoring = self._processor.scoring([read_scored_input(body.query, "query")], documents)
         answer_format = RerankFormat(
             self._catalogue.served_name(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
