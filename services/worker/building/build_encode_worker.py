@@ -15,6 +15,7 @@ from quire.services.worker.building.environment import open_ops, open_own_device
 from quire.services.worker.building.replica_config import read_replica_config
 from quire.services.worker.building.vision import RowShape, media_encoding, open_vision, rows_layout, vision_size
 from quire.services.worker.device.device import choose_dtype
+from quire.services.worker.host.weight_folders import WeightFolders
 from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.kv_layout import KVLayout
@@ -26,7 +27,7 @@ from quire.services.worker.offload.tiers import Tiers
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
-from quire.services.worker.replica.device_orders import NoDeviceOrders
+from quire.services.worker.replica.encoder_orders import EncoderOrders
 from quire.services.worker.replica.mixture_experts import MixtureExperts
 from quire.services.worker.replica.replica import Replica, ReplicaFacts
 from quire.services.worker.runner.no_steps import NoSteps
@@ -80,7 +81,8 @@ def build_encode_worker(settings: WorkerSettings, values: dict[str, Any], placem
         rows_mib=size.cache_bytes // MIB,
         seconds=round(time.perf_counter() - started, 2),
     )
-    limits, orders = _limits(config.limits), NoDeviceOrders()
+    limits, folder = _limits(config.limits), Path(settings.model)
+    orders = EncoderOrders(vision.encoder, vision.new, WeightFolders(settings.weights_folders), folder)
     table = SlotTable(limits)
     record = BlockRecord(limits, table)
     return Replica(

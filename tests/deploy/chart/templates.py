@@ -23,7 +23,12 @@ HASHED_ROLES = ("frontend", "scheduler", "worker", "prefill", "encode")
 # What a component builds upon, besides the base; the Deployments of other components are there whenever they may be
 # changed.
 DEPLOYMENTS = ["roles", "encode-workers"]
-BELOW = {"roles": [], "encode-workers": ["roles"], "roles-autoscaling": ["roles", "autoscaling"], "scale-to-zero": ["roles", "autoscaling"]}
+BELOW = {
+    "roles": [],
+    "encode-workers": ["roles"],
+    "roles-autoscaling": ["roles", "autoscaling"],
+    "scale-to-zero": ["roles", "autoscaling"],
+}
 VOLUMES = ("kvTiers.diskSize", "kvTiers.memorySize")  # whose sizes a component brings
 NAMESPACE = re.compile(r'namespace=(\\?")quire\\?"')  # in the queries of the autoscaler
 CHECKSUM = "checksum/settings"

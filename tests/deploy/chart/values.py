@@ -52,7 +52,8 @@ PLACES: dict[str, tuple[str, str, tuple[str | int, ...]]] = {
     "prefill.minReplicas": ("ScaledObject", "prefill", ("spec", "minReplicaCount")),
     "prefill.maxReplicas": ("ScaledObject", "prefill", ("spec", "maxReplicaCount")),
 }
-BRINGING = ("roles", "encode-workers", "models", "kv-tiers", "autoscaling", "roles-autoscaling")  # components with values of their own
+# Components with values of their own.
+BRINGING = ("roles", "encode-workers", "models", "kv-tiers", "autoscaling", "roles-autoscaling")
 SETTINGS = "settings"  # the whole of quire.yaml
 PROMETHEUS = "autoscaling.prometheus"  # wherever a trigger names its address
 

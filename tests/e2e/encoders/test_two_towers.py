@@ -112,7 +112,8 @@ def messages(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_vectors_over_http(towers: TwoTowers) -> None:
-    """Pictures come as `messages`, as vLLM takes them (vllm#13663)."""
+    """Pictures come as `messages`, as vLLM takes them (vllm#27566, vllm-ascend#4997). Texts of SigLIP are padded,
+    however many there are (ncoevoet/facet#145, mteb#1424), and lower-cased (google-research/big_vision#187)."""
     for text in TEXTS:
         torch.testing.assert_close(towers.vector(input=text), towers.wanted(text), atol=2e-4, rtol=2e-3)
     conversation = messages({"type": "text", "text": TEXTS[0]})

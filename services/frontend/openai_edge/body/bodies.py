@@ -331,7 +331,7 @@ class RerankBody(PooledBody):
     """Request body of POST /rerank, as in Jina's and Cohere's APIs."""
 
     query: ScoredInputField
-    documents: list[ScoredInputField] = Field(json_schema_extra=NOT_EMPTY)
+    documents: ScoredInputsField
     top_n: int | None = Field(None, ge=0, description="maximum number of documents, the best ones; default or 0: all")
     return_documents: Flag = True
 

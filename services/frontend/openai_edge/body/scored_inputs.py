@@ -14,40 +14,42 @@ from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.shared.errors import InvalidArgument
 
-CONTENT = {
-    "type": "object",
-    "required": ["content"],
-    "properties": {"content": {"type": "array", "items": {"type": "object"}, **NOT_EMPTY}},
-    "description": "texts and pictures as parts of a message's content",
-}
+PARTS = {"type": "array", "items": {"type": "object"}, **NOT_EMPTY}
+CONTENT = {"type": "object", "required": ["content"], "properties": {"content": PARTS}}
 TEXT_OBJECT = {"type": "object", "required": ["text"], "properties": {"text": TEXT}}
 PICTURE_OBJECT = {"type": "object", "required": ["image"], "properties": {"image": TEXT}}
-ONE = {"anyOf": [TEXT, TEXT_OBJECT, PICTURE_OBJECT, CONTENT]}
-ScoredInputField = Annotated[str | dict[str, Any], WithJsonSchema(ONE)]
+PART = {"type": "object", "required": ["type"]}
+FORMS: list[dict[str, Any]] = [TEXT, TEXT_OBJECT, PICTURE_OBJECT, CONTENT, PART]
+ScoredInputField = Annotated[str | dict[str, Any], WithJsonSchema({"anyOf": FORMS})]
 ScoredInputsField = Annotated[
-    str | dict[str, Any] | list[str | dict[str, Any]],
-    WithJsonSchema({"anyOf": [*ONE["anyOf"], {"type": "array", "items": ONE, **NOT_EMPTY}]}),
+    str | dict[str, Any] | list[Any],
+    WithJsonSchema({"anyOf": [*FORMS, {"type": "array", "items": {"anyOf": FORMS}, **NOT_EMPTY}]}),
 ]
 
 
-def read_scored_inputs(given: Any, field: str) -> list[ScoredInput]:
-    """Returns the texts and contents of a field that holds one or a list of them. Raises InvalidArgument."""
+def read_scored_inputs(given: Any, field: str, *, has_several: bool = True) -> list[ScoredInput]:
+    """Returns the texts and contents of a field that holds one or a list of them. `has_several`: each part of a single
+    content is an input of its own, as vLLM's clients send documents. Raises InvalidArgument."""
+    content = given.get("content") if isinstance(given, Mapping) else None
+    if has_several and isinstance(content, list) and content:
+        given = content
     if not isinstance(given, list):
         return [read_scored_input(given, field)]
     return [read_scored_input(one, f"{field}.{index}") for index, one in enumerate(given)]
 
 
 def read_scored_input(one: Any, field: str) -> ScoredInput:
-    """Returns a query or document: a text, {"text": ...}, {"image": URL} as in Jina's API, or {"content": [parts]} as
-    in vLLM's. Raises InvalidArgument for anything else."""
+    """Returns a query or document: a text, {"text": ...}, {"image": URL} as in Jina's API, a part of a message's
+    content, or {"content": [parts]}. Raises InvalidArgument for anything else."""
     if isinstance(one, str):
         return one
-    if isinstance(one, Mapping) and isinstance(one.get("text"), str) and "image" not in one:
-        return str(one["text"])
-    if isinstance(one, Mapping) and isinstance(one.get("image"), str) and "text" not in one:
-        picture = MediaPart(one["image"], origin=PartOrigin(field, "image", field))
+    given = one if isinstance(one, Mapping) else {}
+    if isinstance(given.get("text"), str) and "image" not in given:
+        return str(given["text"])
+    if isinstance(given.get("image"), str) and "text" not in given:
+        picture = MediaPart(given["image"], origin=PartOrigin(field, "image", field))
         return scored_content([conversation.content_part(picture)])
-    content = one.get("content") if isinstance(one, Mapping) else None
+    content = [given] if isinstance(given.get("type"), str) else given.get("content")
     if not isinstance(content, list) or not content:
         raise InvalidArgument(
             f'{field} must be a text, {{"text": ...}}, {{"image": URL}} or {{"content": [parts]}}', field=field

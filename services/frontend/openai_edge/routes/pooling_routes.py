@@ -111,8 +111,8 @@ class PoolingRoutes:
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """Scores how well pairs of texts match; one first text is paired with all second texts."""
         body.refuse_unknown(self._unknown)
-        queries = _one_of(body, *FIRST)
-        scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
+        queries = _one_of(body, *FIRST, has_several=False)
+        scoring = self._processor.scoring(queries, _one_of(body, *SECOND, has_several=True))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.served_name(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
@@ -149,15 +149,15 @@ def _normalize(body: EmbeddingBody) -> bool | None:
     return body.use_activation if body.normalize is None else body.normalize
 
 
-def _one_of(body: ScoreBody, *names: str) -> Sequence[ScoredInput]:
+def _one_of(body: ScoreBody, *names: str, has_several: bool) -> Sequence[ScoredInput]:
     """Returns what is under the one name of the field that is set; raises InvalidArgument unless exactly one is. A
-    single text or content becomes a list."""
+    single text or content becomes a list. `has_several`: as in read_scored_inputs()."""
     given = [(name, value) for name in names if (value := getattr(body, name)) is not None]
     if len(given) != 1:
         text = f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given"
         raise InvalidArgument(text, field=names[0])
     ((name, found),) = given
-    return read_scored_inputs(found, name)
+    return read_scored_inputs(found, name, has_several=has_several)
 
 
 def pooling_request(

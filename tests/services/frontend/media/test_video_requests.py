@@ -257,7 +257,7 @@ async def test_ollama_videos(filming: Path) -> None:
 
 
 async def test_sglang_videos(filming: Path) -> None:
-    """Forms of image_data: a text, an object, a list, and one list for each prompt (sgl-project/sglang#8150)."""
+    """Forms of image_data: a text, an object, a list, and one list for each prompt."""
     content, url = b64encode(video(8)).decode(), data_url(video(8), "video/mp4")
     prompt = "<|vision_start|><|video_pad|><|vision_end|> what?"
     async with seeing_frontend(filming) as served:

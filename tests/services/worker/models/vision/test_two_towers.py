@@ -109,7 +109,7 @@ def test_vectors_are_those_of_transformers_in_any_company(name: str, tmp_path: P
 
 
 def test_files_with_the_first_names_are_read(tmp_path: Path) -> None:
-    """The first checkpoints store positions as tensors (huggingface/transformers#24505)."""
+    """The first checkpoints store positions as tensors."""
     model = make("clip", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     for tower in ("text_model", "vision_model"):
