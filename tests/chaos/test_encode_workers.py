@@ -167,7 +167,7 @@ async def test_encode_workers_follow_an_update_from_a_folder(alone: list[str], t
     worker = WORKER | {"weights_folders": [str(tmp_path)]}
     with running_cluster(encode_workers=1, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         with Client(cluster.grpc_address) as client:
-            await asyncio.to_thread(client.update_weights, "new")
+            await asyncio.to_thread(client.update_weights_from_disk, "new")
         told = StreamedTexts()
         while not num_done(cluster):  # until it has loaded the weights, the others encode
             told = StreamedTexts()

@@ -122,11 +122,11 @@ class PoolingPreparer:
     async def _tokenize(self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int) -> Tokenized:
         """Tokenizes a prompt; truncation removes text only and keeps the special tokens around it."""
         late = self._traits.late
-        is_plain = isinstance(prompt, TextPrompt) and not isinstance(prompt, LateInteractionPrompt)
-        if late is not None and is_plain and prompt_name in (QUERY, DOCUMENT):
-            prompt = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
         if late is not None and isinstance(prompt, LateInteractionPrompt):
             return await self._read_late(prompt, late, max_model_len)
+        if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
+            named = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
+            return await self._read_late(named, late, max_model_len)
         keep = prompt_limits.max_kept_tokens(request, max_model_len)
         if isinstance(prompt, TokenPrompt) and keep is None:
             check_length(len(prompt.token_ids), max_model_len, is_continued=False)
