@@ -80,12 +80,14 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
 def _media(body: SglangGenerateBody, num_prompts: int, *, is_list: bool) -> list[list[MediaPart]]:
     """Returns the pictures and videos of each prompt. `is_list`: the prompts were given as a list, and so are their
     media. Raises InvalidArgument for another number."""
-    pictures = _of_field(body.image_data, PartOrigin("image_data", "", "image_data"), IMAGE, num_prompts, is_list)
-    videos = _of_field(body.video_data, PartOrigin("video_data", "", "video_data"), VIDEO, num_prompts, is_list)
+    pictures = _items_of_field(body.image_data, PartOrigin("image_data", "", "image_data"), IMAGE, num_prompts, is_list)
+    videos = _items_of_field(body.video_data, PartOrigin("video_data", "", "video_data"), VIDEO, num_prompts, is_list)
     return [[*one, *other] for one, other in zip(pictures, videos, strict=True)]
 
 
-def _of_field(given: Any, origin: PartOrigin, modality: str, num_prompts: int, is_list: bool) -> list[list[MediaPart]]:
+def _items_of_field(
+    given: Any, origin: PartOrigin, modality: str, num_prompts: int, is_list: bool
+) -> list[list[MediaPart]]:
     """Returns the items of one field for each prompt. Raises InvalidArgument for another number of prompts."""
     if given is None:
         return [[] for _ in range(num_prompts)]
