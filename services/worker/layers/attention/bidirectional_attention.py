@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.attention.rotary import rotate_pairs
 from quire.services.worker.layers.linear import Linear, Projection
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class BidirectionalAttention:
         self._output = Linear([output], self._heads * self._head_dim, config.attention_bias, place)
         self._reach = config.half_window(layer)
         self._is_rotated = bool(config.ropes)
-        self._attend = place.ops.ragged_attention
+        self._attend, self._rotate = place.ops.ragged_attention, place.ops.rotate_pairs
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._input.destinations()
@@ -53,7 +52,7 @@ class BidirectionalAttention:
         heads, kv_heads = self._heads, self._kv_heads
         qkv = self._input(x).view(x.size(0), heads + 2 * kv_heads, self._head_dim)
         if self._is_rotated:
-            rotate_pairs(qkv[:, : heads + kv_heads], cos_sin.index_select(0, batch.positions))
+            self._rotate(qkv[:, : heads + kv_heads].unsqueeze(1), cos_sin.index_select(0, batch.positions))
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if kv_heads < heads:  # the kernel takes as many heads of keys and values, with equal strides
             q, k, v = (part.repeat_interleave(heads // part.size(1), dim=1) for part in (q, k, v))
