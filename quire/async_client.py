@@ -14,7 +14,7 @@ from quire.clients.batches import AsyncBatches, AsyncFiles
 from quire.clients.calls import InferenceCall
 from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
 from quire.params import SamplingParams
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions, from_rpc, plain
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions, Scored, from_rpc, plain
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
@@ -72,12 +72,12 @@ class AsyncClient:
         return await self._ask(calls.classify(inputs, options))
 
     async def score(
-        self, queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions | None = None
+        self, queries: str | Sequence[str], documents: Scored | Sequence[Scored], options: RequestOptions | None = None
     ) -> list[float]:
         return await self._ask(calls.score(queries, documents, options))
 
     async def rerank(
-        self, query: str, documents: Sequence[str], top_n: int = 0, options: RequestOptions | None = None
+        self, query: str, documents: Sequence[Scored], top_n: int = 0, options: RequestOptions | None = None
     ) -> list[Ranked]:
         return await self._ask(calls.rerank(query, documents, top_n, options))
 

@@ -14,7 +14,7 @@ from quire.offline.generation_handle import GenerationHandle
 from quire.offline.lora import LoRARequest
 from quire.outputs import Classification, Ranked, RequestOutput
 from quire.params import SamplingParams
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions, Scored
 
 
 class AsyncLLM(EmbeddedCluster):
@@ -103,7 +103,7 @@ class AsyncLLM(EmbeddedCluster):
     async def score(
         self,
         queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        documents: Scored | Sequence[Scored],
         options: RequestOptions | None = None,
         *,
         lora_request: LoRARequest | None = None,
@@ -114,7 +114,7 @@ class AsyncLLM(EmbeddedCluster):
     async def rerank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Sequence[Scored],
         top_n: int = 0,
         options: RequestOptions | None = None,
         *,

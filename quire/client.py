@@ -22,6 +22,7 @@ from quire.requests import (
     Params,
     Prompt,
     RequestOptions,
+    Scored,
     for_each,
     is_single_prompt,
     options_for_each,
@@ -137,7 +138,7 @@ class Client:
     def score(
         self,
         queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        documents: Scored | Sequence[Scored],
         options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[float]:
@@ -147,7 +148,7 @@ class Client:
     def rerank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Sequence[Scored],
         top_n: int = 0,
         options: RequestOptions | None = None,
         timeout_s: float | None = None,

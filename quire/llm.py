@@ -10,7 +10,16 @@ from quire.offline.embedded_cluster import EmbeddedCluster
 from quire.offline.lora import LoRARequest, LoRARequests
 from quire.offline.progress import bar, file_bar
 from quire.outputs import Classification, Ranked, RequestOutput
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Params, Prompt, RequestOptions, is_single_prompt
+from quire.requests import (
+    ChatExtras,
+    ChatMessages,
+    EmbedExtras,
+    Params,
+    Prompt,
+    RequestOptions,
+    Scored,
+    is_single_prompt,
+)
 from quire.shared.errors import InvalidArgument
 from quire.shared.tensor_headers import DEFAULT_GROUP
 from quire.shared.transcription.transcript import Transcript
@@ -93,7 +102,7 @@ class LLM(EmbeddedCluster):
     def score(
         self,
         queries: str | Sequence[str],
-        documents: str | Sequence[str],
+        documents: Scored | Sequence[Scored],
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
@@ -102,7 +111,7 @@ class LLM(EmbeddedCluster):
         return self.client.score(queries, documents, self._adapters.chosen(lora_request))
 
     def rerank(
-        self, query: str, documents: Sequence[str], top_n: int = 0, *, lora_request: LoRARequest | None = None
+        self, query: str, documents: Sequence[Scored], top_n: int = 0, *, lora_request: LoRARequest | None = None
     ) -> list[Ranked]:
         """Returns documents with their scores by how well they match the query, best first, at most `top_n` (0:
         all)."""

@@ -38,6 +38,17 @@ def add_media(request: pb.GenerateRequest, data: Mapping[str, Any] | None, uuids
         field_of_request.extend(_prompt_parts(modality, data or {}, uuids or {}))
 
 
+def add_embed_media(added: pb.EmbedInput, data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -> None:
+    """Adds pictures and videos to an input of a pooling request, as add_media()."""
+    request = pb.GenerateRequest()
+    add_media(request, data, uuids)
+    if request.audios:
+        text = f"{media_sources.FIELD}: {AUDIO!r} is not supported for vectors; available: {IMAGE}, {VIDEO}"
+        raise InvalidArgument(text, field=media_sources.FIELD)
+    added.images.extend(request.images)
+    added.videos.extend(request.videos)
+
+
 def _prompt_parts(modality: str, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[pb.MediaPart]:
     """Returns the items of one modality. Raises InvalidArgument for another number of names than of items, and for a
     value that is no such item."""

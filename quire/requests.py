@@ -40,6 +40,8 @@ class DictPrompt(TypedDict, total=False):
 
 
 Prompt = Plain | DictPrompt
+Scored = str | Mapping[str, Any]
+"""A document to score: a text, or {"content": [parts]} with parts of a message."""
 Params = SamplingParams | Sequence[SamplingParams | None] | None
 """One set of sampling parameters for all prompts, or one per prompt."""
 ChatMessages = Sequence[Mapping[str, Any]]
@@ -227,12 +229,29 @@ def embed_request(inputs: Sequence[Prompt], options: RequestOptions, extras: Emb
         if not 0 < dimensions < 2**32:
             raise InvalidArgument(f"dimensions must be at least 1, got {dimensions}.", field="dimensions")
         request.pooling.dimensions = dimensions
-    for one in map(plain, inputs):
-        if isinstance(one, str):
-            request.inputs.add(text=one)
-        else:
-            request.inputs.add().token_ids.ids.extend(one)
+    for prompt in inputs:
+        _add_input(request, prompt)
     return request
+
+
+def _add_input(request: pb.EmbedRequest, prompt: Prompt) -> None:
+    """Adds one input with its pictures and videos. Raises InvalidArgument for a value that is no item of its modality,
+    and for options of the media processor that differ from an earlier input's."""
+    added, content = request.inputs.add(), plain(prompt)
+    if isinstance(content, str):
+        added.text = content
+    else:
+        added.token_ids.ids.extend(content)
+    if not isinstance(prompt, Mapping):
+        return
+    media.add_embed_media(added, prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids"))
+    options = json.dumps(prompt.get("mm_processor_kwargs") or {})
+    before = request.media_options.processor or "{}"
+    if len(request.inputs) > 1 and options != before:
+        text = "mm_processor_kwargs: all inputs of a call must have the same; make a call for each"
+        raise InvalidArgument(text, field="mm_processor_kwargs")
+    if options != "{}":
+        request.media_options.processor = options
 
 
 def classify_request(inputs: Sequence[Prompt], options: RequestOptions) -> pb.ClassifyRequest:
@@ -241,22 +260,35 @@ def classify_request(inputs: Sequence[Prompt], options: RequestOptions) -> pb.Cl
     )
 
 
-def rerank_request(query: str, documents: Sequence[str], top_n: int, options: RequestOptions) -> pb.RerankRequest:
-    return pb.RerankRequest(
-        query=query, documents=documents, top_n=top_n, model=options.model, options=options.to_proto()
-    )
+def rerank_request(query: str, documents: Sequence[Scored], top_n: int, options: RequestOptions) -> pb.RerankRequest:
+    request = pb.RerankRequest(query=query, top_n=top_n, model=options.model, options=options.to_proto())
+    _add_documents(request, documents)
+    return request
 
 
 def score_request(
-    queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions
+    queries: str | Sequence[str], documents: Scored | Sequence[Scored], options: RequestOptions
 ) -> pb.ScoreRequest:
-    """Builds a request for scores; a single text counts as a list of one."""
-    return pb.ScoreRequest(
-        queries=[queries] if isinstance(queries, str) else queries,
-        documents=[documents] if isinstance(documents, str) else documents,
-        model=options.model,
-        options=options.to_proto(),
+    """Builds a request for scores; a single text or content counts as a list of one."""
+    request = pb.ScoreRequest(
+        queries=[queries] if isinstance(queries, str) else queries, model=options.model, options=options.to_proto()
     )
+    _add_documents(request, [documents] if isinstance(documents, (str, Mapping)) else documents)
+    return request
+
+
+def _add_documents(request: pb.ScoreRequest | pb.RerankRequest, documents: Sequence[Scored]) -> None:
+    """Adds documents as texts, or all of them as contents if one has parts. Raises InvalidArgument for objects without
+    `content`."""
+    if all(isinstance(one, str) for one in documents):
+        request.documents.extend(str(one) for one in documents)
+        return
+    for one in documents:
+        content: Any = [one] if isinstance(one, str) else one.get("content")
+        if not isinstance(content, Sequence) or isinstance(content, str):
+            text = 'documents: each must be a text, or {"content": [parts]} with texts and pictures'
+            raise InvalidArgument(text, field="documents")
+        request.contents.add(parts=media.content_parts(content))
 
 
 class ChatExtras(TypedDict, total=False):

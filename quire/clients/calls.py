@@ -18,6 +18,7 @@ from quire.requests import (
     EmbedExtras,
     Prompt,
     RequestOptions,
+    Scored,
     chat_request,
     classify_request,
     embed_request,
@@ -110,7 +111,7 @@ def classify(inputs: Prompt | Sequence[Prompt], options: RequestOptions | None) 
 
 
 def score(
-    queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions | None
+    queries: str | Sequence[str], documents: Scored | Sequence[Scored], options: RequestOptions | None
 ) -> InferenceCall[list[float]]:
     """Returns a call for one score per (query, document) pair."""
     request = score_request(queries, documents, options or RequestOptions())
@@ -118,7 +119,7 @@ def score(
 
 
 def rerank(
-    query: str, documents: Sequence[str], top_n: int, options: RequestOptions | None
+    query: str, documents: Sequence[Scored], top_n: int, options: RequestOptions | None
 ) -> InferenceCall[list[Ranked]]:
     """Returns a call for the `top_n` best documents (0: all), best first."""
     request = rerank_request(query, documents, top_n, options or RequestOptions())

@@ -74,6 +74,19 @@ def read_processor(folder: Path) -> PictureProcessor:
     return PictureProcessor(_fixed_size(values, name), *normalization)
 
 
+def read_tower_pictures(folder: Path, side: int) -> PictureProcessor:
+    """Reads the processing of pictures for a tower that takes `side` x `side` pixels. Raises InvalidArgument as
+    read_processor(), and for pictures of another size."""
+    pictures = read_processor(folder)
+    if (pictures.size.height, pictures.size.width) != (side, side):
+        raise InvalidArgument(
+            f"preprocessor_config.json: pictures have {pictures.size.height} x {pictures.size.width} pixels, and "
+            f"vision_config.image_size is {side}. They must be equal.",
+            field="model",
+        )
+    return pictures
+
+
 def read_values(folder: Path) -> tuple[dict[str, Any], str]:
     """Reads the settings of a model's picture processor; returns them and the name of their file, for errors. Raises
     InvalidArgument if the folder has none of FILES, or if the settings turn off resizing, rescaling or

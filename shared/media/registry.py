@@ -27,11 +27,13 @@ from quire.shared.media.families.qwen2_audio import make_qwen2_audio
 from quire.shared.media.families.qwen3_asr import make_qwen3_asr
 from quire.shared.media.families.qwen_video import make_qwen_video
 from quire.shared.media.families.qwen_vl import make_qwen_vl
+from quire.shared.media.families.two_towers import make_two_towers
 from quire.shared.media.families.voxtral import make_voxtral
 from quire.shared.media.families.whisper import make_whisper
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 from quire.shared.media.video import VideoProcessor
+from quire.shared.models.page_retrieval import page_model, unwrapped
 
 
 def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
@@ -42,6 +44,7 @@ def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
 
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
+    "clip": make_two_towers,
     "cohere2_vision": make_cohere2_vision,
     "gemma3": make_gemma3,
     "got_ocr2": make_got_ocr2,
@@ -55,6 +58,7 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "mistral3": make_pixtral,
     "paligemma": make_paligemma,
     "phi4_multimodal": make_phi4_multimodal,
+    "siglip": make_two_towers,
     "smolvlm": make_idefics3,
     "vipllava": make_llava,
     "qwen2_5_vl": make_qwen_vl,
@@ -93,7 +97,7 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
     path = folder / "config.json"
     if not path.is_file() or not any((folder / name).is_file() for name in FILES):  # GGUF, or a text model's files
         return None
-    config = json.loads(path.read_text())
+    config = unwrapped(json.loads(path.read_text()))
     make = PROCESSORS.get(config.get("model_type", ""))
     return make(folder, config) if make is not None and config.get("vision_config") else None
 
@@ -106,7 +110,7 @@ def read_video_processor(folder: Path) -> VideoProcessor | None:
     if pictures is None:
         return None
     config = json.loads((folder / "config.json").read_text())
-    make = VIDEO_PROCESSORS.get(config["model_type"])
+    make = None if page_model(config) else VIDEO_PROCESSORS.get(config["model_type"])
     videos = None if make is None else make(folder, config)
     num_tokens = (config.get("text_config") or config).get("vocab_size")
     if videos is not None and isinstance(num_tokens, int) and videos.placeholder >= num_tokens:

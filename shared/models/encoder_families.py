@@ -6,7 +6,8 @@ from typing import Any
 
 FAMILIES = ("Bert", "ModernBert", "Roberta", "XLMRoberta")
 ENDINGS = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")  # language-model heads are ignored
-OTHER_NAMES = {"HF_ColBERT": "Bert"}
+TWO_TOWERS = {"CLIPModel": "CLIP", "SiglipModel": "Siglip"}  # models with an encoder of texts and one of pictures
+OTHER_NAMES = {"HF_ColBERT": "Bert", "ColPaliForRetrieval": "ColPali", **TWO_TOWERS}
 TWO_TYPES = "bert"  # model_type whose config.json may omit type_vocab_size, which is then 2
 
 
@@ -19,6 +20,17 @@ def family_of(config: dict[str, Any]) -> str | None:
         if family in FAMILIES:
             return family
     return None
+
+
+def has_two_towers(config: dict[str, Any]) -> bool:
+    """Whether texts and pictures have towers of their own, whose vectors are compared."""
+    return any(str(name) in TWO_TOWERS for name in config.get("architectures") or ())
+
+
+def architectures() -> tuple[str, ...]:
+    """Returns the names of the architectures of encoders that messages list."""
+    named = (f"{family}{ending}" for family in FAMILIES for ending in ("Model", "ForSequenceClassification"))
+    return (*named, *OTHER_NAMES)
 
 
 def has_segment_types(config: dict[str, Any]) -> bool:

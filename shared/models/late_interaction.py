@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.shared.errors import InvalidArgument
+from quire.shared.models.page_retrieval import PageTexts
 
 MOST_TOKENS = 1 << 20
 
@@ -28,6 +29,7 @@ class LateInteraction:
     expands: bool  # shorter queries are padded with mask tokens, which have vectors, too
     attends_to_mask_tokens: bool  # whether other tokens attend to them
     skipped: tuple[str, ...]  # tokens without vectors in documents
+    pages: PageTexts | None = None  # set if documents are pictures of pages; queries have these texts around them
 
 
 def from_colbert_metadata(values: dict[str, Any]) -> LateInteraction:
@@ -62,6 +64,11 @@ def from_pylate_config(values: dict[str, Any]) -> LateInteraction:
         bool(values.get("attend_to_expansion_tokens", False)),
         tuple(string.punctuation) if skipped is None else tuple(skipped),
     )
+
+
+def of_pages(texts: PageTexts) -> LateInteraction:
+    """Returns the settings of a retrieval model of pages: nothing is cut off, padded or left out."""
+    return LateInteraction("", "", MOST_TOKENS, MOST_TOKENS, False, False, (), texts)
 
 
 def _length(name: str, value: Any) -> int:

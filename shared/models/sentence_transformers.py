@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.errors import InvalidArgument
-from quire.shared.models import late_interaction
+from quire.shared.models import late_interaction, page_retrieval
 from quire.shared.models.late_interaction import LateInteraction
 
 # pooling_mode_... of Pooling -> name used here
@@ -42,6 +42,7 @@ class DenseModule:
     out_features: int
     bias: bool
     activation: str  # one of ACTIVATIONS' values
+    tensors: str = "linear"  # name of weight and bias; another one is that of tensors among the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
     InvalidArgument for unsupported modules."""
     listed = _read(folder / "modules.json")
     if listed is None:
-        return _colbert(folder)
+        return _colbert(folder) or _pages(folder)
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise _refusal("modules.json", "a list of modules is needed")
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
@@ -113,6 +114,19 @@ def _colbert(folder: Path) -> SentenceModel | None:
         raise _refusal("artifact.metadata", f"dim is {found.get('dim')!r}, hidden_size {size!r}; integers are needed")
     dense = DenseModule("", size, found["dim"], False, "none")
     return SentenceModel(("all",), (dense,), normalizes=True, late=late_interaction.from_colbert_metadata(found))
+
+
+def _pages(folder: Path) -> SentenceModel | None:
+    """Reads a folder of a retrieval model of pages, whose projection is among the model's own tensors; None for another
+    model."""
+    config = _object(folder / "config.json")
+    family = page_retrieval.page_model(config)
+    if family is None:
+        return None
+    name, hidden_size, size = page_retrieval.projection(config)
+    dense = DenseModule("", hidden_size, size, True, "none", name)
+    texts = page_retrieval.page_texts(folder, family)
+    return SentenceModel(("all",), (dense,), normalizes=True, late=late_interaction.of_pages(texts))
 
 
 def _modes(config: dict[str, Any]) -> tuple[str, ...]:

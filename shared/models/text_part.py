@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.shared.models.page_retrieval import unwrapped
+
 TEXT_CONFIG, TIE = "text_config", "tie_word_embeddings"
 
 
@@ -38,10 +40,21 @@ class TextPart:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' defaults for missing fields
     axes: RopeAxes | None = None  # positions have three axes, equal for text
     ties: Ties = Ties.OUTER
+    outer: tuple[str, ...] = ()  # further fields that are read from the top level alone; defaults where it lacks them
     # model_type of text_config -> class of the text model, and defaults, where they are others
     others: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
+CLIP = {
+    **{"vocab_size": 49_408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12},
+    **{"num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+    **{"projection_dim": 512},
+}
+SIGLIP = {
+    **{"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
+    **{"num_attention_heads": 12, "max_position_embeddings": 64, "hidden_act": "gelu_pytorch_tanh"},
+    **{"layer_norm_eps": 1e-6},
+}
 GEMMA = {
     **{"vocab_size": 257_152, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 18},
     **{"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 8192},
@@ -138,6 +151,8 @@ TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", {}),
 }
 TEXT_PARTS = {
+    "CLIPModel": TextPart("CLIPModel", CLIP, outer=("projection_dim",)),
+    "ColPaliForRetrieval": TextPart("ColPaliForRetrieval", GEMMA),
     "Cohere2VisionForConditionalGeneration": TextPart("", {"model_type": "cohere2", TIE: True}),
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
     "GotOcr2ForConditionalGeneration": TextPart("Qwen2ForCausalLM", GOT_OCR2),
@@ -156,6 +171,7 @@ TEXT_PARTS = {
         "GemmaForCausalLM", {**GEMMA, TIE: True}, others={"gemma2": ("Gemma2ForCausalLM", {TIE: True})}
     ),
     "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
+    "SiglipModel": TextPart("SiglipModel", SIGLIP),
     "SmolVLMForConditionalGeneration": TextPart(""),
     "VipLlavaForConditionalGeneration": TextPart(""),
     "Qwen2AudioForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2_WHOLE),
@@ -173,6 +189,7 @@ OUTER = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "quantization_c
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the text part; that of a text model is returned unchanged. `config`: config.json."""
+    config = unwrapped(config)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     part = TEXT_PARTS.get(name)
@@ -184,6 +201,7 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     architecture, defaults = _text_class(part, inner)
     found = {**defaults, **inner}  # null is a value: no window, no chunks
     found |= {key: config[key] for key in OUTER if config.get(key) is not None}
+    found |= {key: config.get(key, part.defaults[key]) for key in part.outer}
     found[TIE] = _ties(part, inner.get(TIE), config.get(TIE))
     if part.axes is not None:
         present = [key for key in ("rope_scaling", "rope_parameters") if found.get(key) is not None]

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
+from quire import Client, bundled
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER
 from tests.chaos.paused_processes import keep_fault, pause_processes
@@ -156,3 +159,17 @@ async def test_two_encode_workers_replace_each_other(alone: list[str]) -> None:
             os.kill(pid(cluster, ENCODER), signal.SIGKILL)
         assert num_done(cluster) > 0
         await asyncio.to_thread(assert_texts, cluster, told, alone)
+
+
+async def test_encode_workers_follow_an_update_from_a_folder(alone: list[str], tmp_path: Path) -> None:
+    """The weights are the same, so that texts are; the worker of the sequences encodes nothing afterwards."""
+    shutil.copytree(bundled.FOLDER, tmp_path / "new")
+    worker = WORKER | {"weights_folders": [str(tmp_path)]}
+    with running_cluster(encode_workers=1, worker=worker, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
+        with Client(cluster.grpc_address) as client:
+            await asyncio.to_thread(client.update_weights_from_disk, "new")
+        told = StreamedTexts()
+        while not num_done(cluster):  # until it has loaded the weights, the others encode
+            told = StreamedTexts()
+            await ask(cluster, told)
+        assert_texts(cluster, told, alone)

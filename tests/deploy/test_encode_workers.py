@@ -24,8 +24,8 @@ def without_role(name: str) -> dict[str, Any]:
     pod = spec["template"]["spec"]
     (spread,) = pod["topologySpreadConstraints"]
     for labels in (spec["selector"]["matchLabels"], spec["template"]["metadata"]["labels"]):
-        assert labels.pop("role") == LABELS[name]
-    assert spread["labelSelector"]["matchLabels"].pop("role") == LABELS[name]
+        assert labels.pop("media") == LABELS[name]
+    assert spread["labelSelector"]["matchLabels"].pop("media") == LABELS[name]
     (container,) = pod["containers"]
     container["env"] = {entry["name"]: entry for entry in container["env"]}
     container["env"].pop("QUIRE_WORKER_ROLE", None)

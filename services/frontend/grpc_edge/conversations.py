@@ -8,7 +8,7 @@ from typing import Any
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import MediaOptions, MediaPart, PartOrigin, VideoMetadata
 from quire.services.frontend.request.media_options import media_options
-from quire.services.frontend.request.request import Tool
+from quire.services.frontend.request.request import ChatPrompt, Tool
 from quire.services.frontend.request.tool_offer import (
     AUTO,
     NONE,
@@ -60,6 +60,15 @@ def _content(message: pb.ChatMessage) -> str | list[Mapping[str, Any]]:
     if message.content:
         raise InvalidArgument("messages: a message has content or parts, not both", field="messages")
     return [_part(part) for part in message.parts]
+
+
+def user_content(parts: Iterable[pb.ContentPart]) -> str | ChatPrompt:
+    """Returns texts alone as a text, and other parts as a message of the user. Raises InvalidArgument for an empty
+    part."""
+    content = [_part(part) for part in parts]
+    if all(part["type"] == "text" for part in content):
+        return "\n".join(part["text"] for part in content)
+    return conversation.chat_prompt([conversation.message("user", content)], add_generation_prompt=False)
 
 
 def _part(part: pb.ContentPart) -> Mapping[str, Any]:

@@ -8,13 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.grpc_edge import conversations
 from quire.services.frontend.grpc_edge.requests import Arrival, new_request
 from quire.services.frontend.grpc_edge.responses import usage_of
 from quire.services.frontend.input_processor.pooling import pooling
-from quire.services.frontend.input_processor.pooling.scoring import Scoring, probabilities
+from quire.services.frontend.input_processor.pooling.scoring import ScoredInput, Scoring, probabilities
+from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Pooling, Prompt, Request, Sampling, TextPrompt, TokenPrompt
 from quire.shared.columns import u32_bytes
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import IMAGE, VIDEO
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 POOLERS = {number: name for name, number in pooling.POOLERS.items()}
@@ -35,7 +38,8 @@ def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
         message.prompt_name,
     )
     prompts = _prompts(message.inputs, framed=not message.skip_special_prompt_tokens)
-    return _request(message.model, prompts, pooling_params, message.options, arrival)
+    request = _request(message.model, prompts, pooling_params, message.options, arrival)
+    return replace(request, media_options=conversations.options_of_media(message.media_options))
 
 
 def classify_request(message: pb.ClassifyRequest, arrival: Arrival) -> Request:
@@ -67,14 +71,36 @@ def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:
 
 
 def _prompt(one: pb.EmbedInput, *, framed: bool) -> Prompt:
-    """Returns the prompt of one input, a text or token ids. Raises InvalidArgument for an empty one."""
+    """Returns the prompt of one input: a text or token ids, with media for their placeholders, or media alone. Raises
+    InvalidArgument for an empty one."""
     match one.WhichOneof("input"):
         case "text":
-            return TextPrompt(one.text, add_special_tokens=framed)
+            return TextPrompt(one.text, framed, _media(one))
         case "token_ids":
-            return TokenPrompt(one.token_ids.ids)
+            return TokenPrompt(one.token_ids.ids, _media(one))
+        case _ if one.images or one.videos:
+            return TextPrompt("", framed, _media(one))
         case _:
             raise InvalidArgument("inputs: each must be text or token ids", field="inputs")
+
+
+def _media(one: pb.EmbedInput) -> list[MediaPart]:
+    """Returns the media of an input."""
+    given = ((IMAGE, "images", one.images), (VIDEO, "videos", one.videos))
+    return [
+        conversations.media_part(part, PartOrigin(f"inputs: {field}", modality, "inputs"), modality)
+        for modality, field, parts in given
+        for part in parts
+    ]
+
+
+def scored_documents(message: pb.ScoreRequest | pb.RerankRequest) -> Sequence[ScoredInput]:
+    """Returns the documents of a message. Raises InvalidArgument for texts beside contents, and for empty parts."""
+    if not message.contents:
+        return message.documents
+    if message.documents:
+        raise InvalidArgument("contents: documents are given as well; send one of both", field="contents")
+    return [conversations.user_content(content.parts) for content in message.contents]
 
 
 def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:

@@ -11,7 +11,7 @@ from quire.services.frontend.input_processor.generation_preparer import Generati
 from quire.services.frontend.input_processor.pooling import pooling
 from quire.services.frontend.input_processor.pooling.pooling_preparer import PoolingPreparer
 from quire.services.frontend.input_processor.pooling.pooling_traits import DEFAULT_POOLING_TRAITS, PoolingTraits
-from quire.services.frontend.input_processor.pooling.scoring import Scoring
+from quire.services.frontend.input_processor.pooling.scoring import ScoredInput, Scoring
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.prompt_limits import PromptTokens
 from quire.services.frontend.input_processor.sampling import sampling_rules
@@ -82,7 +82,7 @@ class InputProcessor:
         """Whether the model has a vector per token and scores texts by their best matches."""
         return self._traits.late is not None
 
-    def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
+    def scoring(self, queries: Sequence[ScoredInput], documents: Sequence[ScoredInput]) -> Scoring:
         """Returns how this model scores documents for queries (bi-encoder, cross-encoder or late interaction);
         raises InvalidArgument for numbers of texts that do not match."""
         return Scoring.of(

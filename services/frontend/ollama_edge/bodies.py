@@ -29,7 +29,7 @@ IGNORED_OPTIONS = frozenset({
 })  # fmt: skip
 CALL = Shape(frozenset({"id", "type", "function"}), {"function": Shape(frozenset({"name", "arguments", "index"}))})
 MESSAGE = Shape(
-    frozenset({"role", "content", "images", "tool_calls", "thinking", "tool_name", "tool_call_id"}),
+    frozenset({"role", "content", "images", "videos", "tool_calls", "thinking", "tool_name", "tool_call_id"}),
     {"tool_calls": CALL},
 )
 TOOL = Shape(
@@ -121,6 +121,7 @@ class OllamaGenerateBody(AnswerBody):
     prompt: OptionalText = ""
     system: OptionalText = ""
     images: list[str] | None = Field(None, description="pictures in base64")
+    videos: list[str] | None = Field(None, description="videos in base64, for models that take them")
     raw: Flag = Field(default=False, description="use the prompt without the chat template")
 
 

@@ -28,7 +28,7 @@ from quire.services.frontend.request.tool_offer import ToolOffer
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.audio.decoding import is_sound_file
-from quire.shared.media.modalities import AUDIO, IMAGE
+from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
 from quire.shared.pb.common.v1 import sampling_pb2
 
 UNBOUNDED = (-1, -2)  # values of num_predict
@@ -57,7 +57,8 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
     """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw. Raises InvalidArgument
     for a system text with a raw prompt."""
     if not body.raw:
-        turns = [conversation.message("user", _content(body.prompt, body.images, "images"))]
+        media = _media(body.images, body.videos)
+        turns = [conversation.message("user", _content(body.prompt, media))]
         if body.system:
             turns.insert(0, conversation.message("system", body.system))
         prompt: Prompt = conversation.chat_prompt(turns, template_variables=_variables(body))
@@ -66,7 +67,7 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
             "system: cannot be combined with raw=true, which uses no template; put it into the prompt", field="system"
         )
     else:
-        prompt = TextPrompt(body.prompt, media=[_picture(image, "images") for image in body.images or ()])
+        prompt = TextPrompt(body.prompt, media=_media(body.images, body.videos))
     return _request(body, prompt, ToolOffer(), headers, defaults)
 
 
@@ -145,7 +146,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidArgument("messages: content must be text", field="messages")
     return conversation.message(
         str(role),
-        _content(content or "", _list(message, "images"), "messages"),
+        _content(content or "", _media(_list(message, "images"), _list(message, "videos"), "messages: ")),
         name=_text(message, "tool_name"),
         tool_calls=[_call(number, call) for number, call in enumerate(_list(message, "tool_calls"))],
         tool_call_id=_text(message, "tool_call_id"),
@@ -153,23 +154,35 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _content(text: str, images: Sequence[Any] | None, field: str) -> str | list[Mapping[str, Any]]:
-    """Returns a text, or pictures before it. Raises InvalidArgument."""
-    if not images:
+def _content(text: str, media: Sequence[MediaPart]) -> str | list[Mapping[str, Any]]:
+    """Returns a text, or pictures and videos before it."""
+    if not media:
         return text
-    pictures: list[Mapping[str, Any]] = [conversation.content_part(_picture(image, field)) for image in images]
-    return [*pictures, {"type": "text", "text": text}] if text else pictures
+    parts: list[Mapping[str, Any]] = [conversation.content_part(one) for one in media]
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
-def _picture(image: Any, field: str) -> MediaPart:
-    """Returns the picture, or the sound, of base64 text or a data: URL; the error of another type is in it. Clients of
-    Ollama send sound among the images, and its first bytes decide."""
-    origin = PartOrigin(f"{field}: images" if field != "images" else field, "", field)
-    if not isinstance(image, str):
-        fault = f"{field}: images must be texts in base64, got {type(image).__name__}"
-        return MediaPart(fault=fault, origin=origin)
-    url = image if image.startswith("data:") else f"data:;base64,{image}"
-    return MediaPart(url, origin=origin, modality=AUDIO if _is_sound(url) else IMAGE)
+def _media(images: Sequence[Any] | None, videos: Sequence[Any] | None, before: str = "") -> list[MediaPart]:
+    """Returns the pictures and videos of a message, or of a prompt. `before`: what names of fields in errors begin
+    with."""
+    return [
+        _item(given, f"{before}{name}", modality)
+        for name, modality, items in (("images", IMAGE, images), ("videos", VIDEO, videos))
+        for given in items or ()
+    ]
+
+
+def _item(given: Any, place: str, modality: str) -> MediaPart:
+    """Returns the item of base64 text or a data: URL; the error of another type is in it. Clients of Ollama send sound
+    among the images, and its first bytes decide."""
+    origin = PartOrigin(place, "", place.partition(":")[0])
+    if not isinstance(given, str):
+        fault = f"{place} must be texts in base64, got {type(given).__name__}"
+        return MediaPart(fault=fault, origin=origin, modality=modality)
+    url = given if given.startswith("data:") else f"data:;base64,{given}"
+    if modality == IMAGE and _is_sound(url):
+        modality = AUDIO
+    return MediaPart(url, origin=origin, modality=modality)
 
 
 def _is_sound(url: str) -> bool:

@@ -50,6 +50,7 @@ class SglangGenerateBody(BaseModel):
         description="pictures for the placeholders: URL or base64; a list of them; for several prompts one list each",
     )
     audio_data: Any = Field(None, description="clips of sound for the placeholders, as image_data")
+    video_data: Any = Field(None, description="videos for the placeholders, in the forms of image_data")
     sampling_params: SamplingBody | None = None
     stream: Flag = False
     rid: str | None = Field(None, description="the id of the request")

@@ -12,18 +12,18 @@ from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
 from quire.services.frontend.request.call_headers import CallHeaders
+from quire.services.frontend.request.conversation import MEDIA
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
 from quire.services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.modalities import AUDIO, IMAGE
+from quire.shared.media.modalities import AUDIO, IMAGE, VIDEO
 from quire.shared.pb.common.v1 import sampling_pb2
 
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
 MOST_PATH_CHARACTERS = 200  # base64 of a JPEG begins with a slash as well, and is longer
-NAMES = {"image_data": "pictures", "audio_data": "clips"}  # in errors, by field
-MODALITIES = {"image_data": IMAGE, "audio_data": AUDIO}
+MODALITIES = {"image_data": IMAGE, "video_data": VIDEO, "audio_data": AUDIO}  # of the items of each field
 MAX_NEW_TOKENS = 128  # SGLang's default
 FORMS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 SHARED_FIELDS = (
@@ -71,44 +71,48 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
         media = _media(body, len(texts), is_list=not isinstance(body.text, str))
-        return [TextPrompt(text, media=own) for text, own in zip(texts, media, strict=True)]
+        return [TextPrompt(text, media=parts) for text, parts in zip(texts, media, strict=True)]
     several = [ids for ids in body.input_ids or () if isinstance(ids, list)]
     prompts: list[Any] = several or [body.input_ids]
     media = _media(body, len(prompts), is_list=bool(several))
-    return [TokenPrompt(ids, own) for ids, own in zip(prompts, media, strict=True)]
+    return [TokenPrompt(ids, parts) for ids, parts in zip(prompts, media, strict=True)]
 
 
 def _media(body: SglangGenerateBody, num_prompts: int, *, is_list: bool) -> list[list[MediaPart]]:
-    """Returns the pictures and the clips of sound of each prompt. `is_list`: the prompts were given as a list, and so
-    are their media. Raises InvalidArgument for another number."""
-    pictures = _parts(body.image_data, "image_data", num_prompts, is_list=is_list)
-    clips = _parts(body.audio_data, "audio_data", num_prompts, is_list=is_list)
-    return [[*own, *heard] for own, heard in zip(pictures, clips, strict=True)]
+    """Returns the pictures, videos and clips of each prompt. `is_list`: the prompts were given as a list, and so are
+    their media. Raises InvalidArgument for another number."""
+    found = [
+        _items_of_field(getattr(body, name), PartOrigin(name, "", name), modality, num_prompts, is_list)
+        for name, modality in MODALITIES.items()
+    ]
+    return [[part for parts in of_prompt for part in parts] for of_prompt in zip(*found, strict=True)]
 
 
-def _parts(given: Any, field: str, num_prompts: int, *, is_list: bool) -> list[list[MediaPart]]:
-    """Returns the items of one field for each prompt. Raises InvalidArgument as _media()."""
+def _items_of_field(
+    given: Any, origin: PartOrigin, modality: str, num_prompts: int, is_list: bool
+) -> list[list[MediaPart]]:
+    """Returns the items of one field for each prompt. Raises InvalidArgument for another number of prompts."""
     if given is None:
         return [[] for _ in range(num_prompts)]
     each = given if is_list and isinstance(given, list) else [given]
     if len(each) != num_prompts:
-        text = f"{field} has {NAMES[field]} for {len(each)} prompts; there are {num_prompts}"
-        raise InvalidArgument(text, field=field)
-    return [[_part(one, field) for one in (entry if isinstance(entry, list) else [entry])] for entry in each]
+        text = f"{origin.field} has {MEDIA[modality]} for {len(each)} prompts; there are {num_prompts}"
+        raise InvalidArgument(text, field=origin.field)
+    return [[_part(one, origin, modality) for one in (entry if isinstance(entry, list) else [entry])] for entry in each]
 
 
-def _part(given: Any, field: str) -> MediaPart:
+def _part(given: Any, origin: PartOrigin, modality: str) -> MediaPart:
     """Returns the item of a URL, a path, base64 text, or an object with a url. Raises InvalidArgument for other types;
     what the text refers to is not read yet."""
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
-        text = f"{field} must hold URLs or base64 texts, got {type(url).__name__}"
-        raise InvalidArgument(text, field=field)
+        text = f"{origin.field} must hold URLs or base64 texts, got {type(url).__name__}"
+        raise InvalidArgument(text, field=origin.field)
     if url.startswith("/") and len(url) < MOST_PATH_CHARACTERS:
         url = f"file://{quote(url)}"
     elif not url.startswith(URL_SCHEMES):
         url = f"data:;base64,{url}"
-    return MediaPart(url, origin=PartOrigin(field, "", field), modality=MODALITIES[field])
+    return MediaPart(url, origin=origin, modality=modality)
 
 
 def _given(sampling: SamplingBody) -> dict[str, Any]:

@@ -138,6 +138,7 @@ class StagedUpdate:
     async def _receive(self, group: str) -> None:
         """Has all workers receive a broadcast, after all have checked its description. A failure from here on ends the
         group, because some ranks have received more than others."""
+        self._identity.encoder_update = self._cluster.target_state.weights.encoder_update  # it stays as it is
         order = worker_pb2.ReceiveWeights(update=self._identity.update)
         receiving = [execute_order(replica, worker_pb2.DeviceOrder(receive_weights=order)) for replica in self._staged]
         try:
@@ -242,4 +243,4 @@ def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -
     if not version.isprintable() or len(version) > MAX_VERSION_LENGTH:
         text = f"weight_version: must have at most {MAX_VERSION_LENGTH} printable characters, got {version!r:.80}"
         raise InvalidArgument(text, field="weight_version")
-    return model_pb2.WeightsIdentity(update=number, version=version, path=path)
+    return model_pb2.WeightsIdentity(update=number, version=version, path=path, encoder_update=number)

@@ -201,6 +201,7 @@ def _can_encode(worker: EncodeWorker, job: EncodeJob) -> bool:
     """Returns whether a worker takes items, has room for this one, and computes the rows that the other worker
     would."""
     ours, theirs = job.replica.hello.encoder.layout, worker.hello.encoder.layout
-    if worker.leaving or not ours or ours != theirs or worker.weights_update != job.replica.weights.update:
+    has_same_encoder = ours and ours == theirs and worker.weights.encoder_update == job.replica.weights.encoder_update
+    if worker.leaving or not has_same_encoder:
         return False
     return job.item.num_embeddings <= worker.hello.encoder.capacity

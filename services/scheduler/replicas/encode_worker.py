@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from quire.services.scheduler.core.prerequisites.encoder_outputs import EncoderOrder
 from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.replicas.codec import encode_encoder_order
-from quire.services.scheduler.replicas.orders import weights_of
+from quire.services.scheduler.replicas.orders import SWAP_TIMEOUT_S, DeviceOrders, weights_of
 from quire.shared.errors import FailedPrecondition
+from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 ENCODE = "encode"  # WorkerHello.role
@@ -35,6 +36,8 @@ class EncodeWorker:
         blocking."""
         self.hello, self.epoch = hello, epoch
         self.leaving = False
+        self.weights = weights_of(hello)
+        self.orders = DeviceOrders(send)
         self.num_answers = 0
         self.on_users_changed: Callable[[], None] = lambda: None  # called when fewer workers need its rows
         self.num_rows = 0  # kept or being computed
@@ -49,10 +52,19 @@ class EncodeWorker:
     def id(self) -> str:
         return self.hello.worker_id
 
-    @property
-    def weights_update(self) -> int:
-        """Number of the update of weights that it computes with; 0: those at its start."""
-        return weights_of(self.hello).update
+    def is_outdated(self, target: model_pb2.WeightsIdentity) -> bool:
+        """Returns whether an update from a folder has changed the encoder since this worker's weights. Other updates
+        cannot be brought to it."""
+        return bool(target.path) and self.weights.encoder_update != target.encoder_update
+
+    async def update_weights(self, target: model_pb2.WeightsIdentity) -> None:
+        """Has the worker load the target weights, once no other worker needs its rows. Raises its QuireError, and
+        Unavailable if it does not answer."""
+        self.release_unused()
+        await self.orders.execute(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=target)))
+        swap = pb.DeviceOrder(swap_weights=pb.SwapWeights(update=target.update))
+        await self.orders.execute(swap, SWAP_TIMEOUT_S)
+        self.weights = target
 
     @property
     def source(self) -> pb.RowsSource:

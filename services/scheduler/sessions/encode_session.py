@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+from quire.services.scheduler.cluster.target_state import TargetState
 from quire.services.scheduler.cluster.terms import ClusterTerms, check_model, check_name
 from quire.services.scheduler.placement.encode_fleet import EncodeFleet
 from quire.services.scheduler.replicas.encode_worker import EncodeWorker
 from quire.services.scheduler.sessions.open_session import OpenSession
-from quire.shared.errors import FailedPrecondition, Unavailable
+from quire.shared.errors import FailedPrecondition, QuireError, Unavailable
 from quire.shared.logs import logger
 from quire.shared.metrics.scheduler import SchedulerMetrics
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -62,13 +63,15 @@ class EncodeSession:
         worker: EncodeWorker,
         served: OpenSession,
         fleet: EncodeFleet,
-        deadline_s: float,
+        target: TargetState,
         *,
+        deadline_s: float,
         timing: EncodeTiming = ENCODE_TIMING,
     ) -> None:
-        """`served`: counts the worker's messages; `deadline_s`: longest time without an answer while it encodes, the
-        fetch of pixels not included."""
+        """`served`: counts the worker's messages; `target`: weights that it is brought to; `deadline_s`: longest time
+        without an answer while it encodes, the fetch of pixels not included."""
         self._session, self._worker, self._served, self._fleet = session, worker, served, fleet
+        self._target = target
         self._most_checks = math.ceil((deadline_s + timing.fetch_s) / timing.check_s)
         self._check_s = timing.check_s
         self._left = asyncio.Event()  # set when a leaving worker is not needed any more
@@ -81,7 +84,9 @@ class EncodeSession:
         self._fleet.attach(worker)
         log.info("encode worker attached", worker=worker.id, epoch=worker.epoch, rows=worker.hello.encoder.capacity)
         try:
-            await lifecycle.run_until_first(self._read(), self._left.wait(), self._watch(), self._session.pump())
+            await lifecycle.run_until_first(
+                self._read(), self._left.wait(), self._watch(), self._follow_weights(), self._session.pump()
+            )
             is_left = self._left.is_set()
             if not is_left:
                 metrics.workers_lost.labels("closed").inc()
@@ -89,6 +94,7 @@ class EncodeSession:
             metrics.workers_lost.labels("silent").inc()
             log.warning("worker lost", worker=worker.id, epoch=worker.epoch, reason=error.message)
         finally:
+            worker.orders.fail_pending()
             self._fleet.detach(worker, lost=not is_left)
             log.info("encode worker detached", worker=worker.id, epoch=worker.epoch, lost=not is_left)
 
@@ -99,6 +105,8 @@ class EncodeSession:
             kind = message.WhichOneof("message")
             if kind == "media_prepared":
                 self._fleet.receive_prepared(self._worker, message.media_prepared)
+            elif kind == "device_order_done":
+                self._worker.orders.receive_done(message.device_order_done)
             elif kind == "leaving":
                 log.info("worker is leaving", worker=self._worker.id)
                 self._worker.leaving = True
@@ -108,6 +116,26 @@ class EncodeSession:
         """Ends the session of a leaving worker when no other worker needs its rows."""
         if self._worker.leaving and not self._worker.num_users:
             self._left.set()
+
+    async def _follow_weights(self) -> NoReturn:
+        """Brings the worker to the target weights after each update from a folder, once no other worker needs rows of
+        the old ones. Raises Unavailable if it does not answer: it has to attach again."""
+        worker, failed = self._worker, 0  # the last update that the worker could not load
+        while True:
+            await asyncio.sleep(self._check_s)
+            target = self._target.weights
+            if worker.leaving or worker.num_users or not worker.is_outdated(target) or target.update == failed:
+                continue
+            try:
+                await worker.update_weights(target)
+            except Unavailable:
+                raise
+            except QuireError as error:
+                failed = target.update
+                text = "an encode worker cannot load the weights; other workers encode by themselves"
+                log.warning(text, worker=worker.id, version=target.version, reason=error.message)
+            else:
+                log.info("an encode worker is up to date", worker=worker.id, version=target.version)
 
     async def _watch(self) -> None:
         """Raises Unavailable when the worker has had items to encode for too long without an answer."""

@@ -242,8 +242,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         worker = EncodeWorker(hello, _next_epoch(hello), session.send)
         session.send(self._welcome(hello, worker.epoch))
         served, fleet = self._sessions[hello.worker_id], self._cluster.encoders
-        deadline_s, timing = self._settings.step_deadline_s, self._encode_timing
-        await EncodeSession(session, worker, served, fleet, deadline_s, timing=timing).run(self._metrics)
+        session_of_worker = EncodeSession(
+            session,
+            worker,
+            served,
+            fleet,
+            self._cluster.target_state,
+            deadline_s=self._settings.step_deadline_s,
+            timing=self._encode_timing,
+        )
+        await session_of_worker.run(self._metrics)
 
     def _welcome(self, hello: pb.WorkerHello, epoch: int) -> pb.AttachResponse:
         """Returns the answer to a worker's hello."""

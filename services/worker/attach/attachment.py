@@ -121,7 +121,12 @@ class Attachment:
         hello.lora.paths.extend(path for _, path in retained.adapters)
         if retained.weights is not None:
             weights = retained.weights
-            identity = model_pb2.WeightsIdentity(update=weights.update, version=weights.version, path=weights.path)
+            identity = model_pb2.WeightsIdentity(
+                update=weights.update,
+                version=weights.version,
+                path=weights.path,
+                encoder_update=weights.encoder_update,
+            )
             hello.weights_state.weights.CopyFrom(identity)
         hello.weights_state.asleep.extend(retained.asleep)
         hello.weights_state.sleep_level = retained.sleep_level

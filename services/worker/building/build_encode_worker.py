@@ -13,19 +13,21 @@ import torch
 from quire.services.worker.building.build_encoder import NUM_BLOCKS
 from quire.services.worker.building.environment import open_ops, open_own_device
 from quire.services.worker.building.replica_config import read_replica_config
-from quire.services.worker.building.vision import media_encoding, open_vision, rows_layout, vision_size
+from quire.services.worker.building.vision import RowShape, media_encoding, open_vision, rows_layout, vision_size
 from quire.services.worker.device.device import choose_dtype
+from quire.services.worker.host.weight_folders import WeightFolders
 from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.loader import Loader
+from quire.services.worker.models.registry import find_encoder
 from quire.services.worker.offload.tiers import Tiers
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.replica.block_record import BlockRecord
 from quire.services.worker.replica.block_transfers import BlockTransfers
-from quire.services.worker.replica.device_orders import NoDeviceOrders
+from quire.services.worker.replica.encoder_orders import EncoderOrders
 from quire.services.worker.replica.mixture_experts import MixtureExperts
 from quire.services.worker.replica.replica import Replica, ReplicaFacts
 from quire.services.worker.runner.no_steps import NoSteps
@@ -46,6 +48,9 @@ def build_encode_worker(settings: WorkerSettings, values: dict[str, Any], placem
     """Builds the replica: loads the encoder alone, and prepares nothing for steps. `values`: config.json. Raises
     InvalidArgument for models without an encoder and for several ranks, FailedPrecondition for weights that cannot be
     identified."""
+    if find_encoder(values) is not None:
+        text = "the model is an encoder, whose workers encode pictures themselves; leave it out"
+        raise InvalidArgument(f"role: {text}", field="role")
     if settings.num_ranks > 1:
         text = "an encode worker is one process; start more of them (--encode-workers) instead of ranks"
         raise InvalidArgument(f"role: {text}", field="role")
@@ -54,8 +59,8 @@ def build_encode_worker(settings: WorkerSettings, values: dict[str, Any], placem
     ops, dtype = open_ops(settings, device, placement), choose_dtype(settings.dtype, config.config.dtype, device)
     place = LayerPlacement(ops, dtype, device.torch_device, batch_invariant=settings.batch_invariant)
     started, loader = time.perf_counter(), Loader(settings.load_format, settings.seed)
-    language = config.family, config.config
-    vision = open_vision(settings, place, loader, language, config.limits.max_num_batched_tokens)
+    rows = RowShape.of_decoder(config.family, config.config)
+    vision = open_vision(settings, place, loader, rows, config.limits.max_num_batched_tokens)
     if vision is None:
         text = "encode needs a model with an encoder of pictures, its processor's files, and no language_model_only"
         raise InvalidArgument(f"role: {text}", field="role")
@@ -76,7 +81,8 @@ def build_encode_worker(settings: WorkerSettings, values: dict[str, Any], placem
         rows_mib=size.cache_bytes // MIB,
         seconds=round(time.perf_counter() - started, 2),
     )
-    limits, orders = _limits(config.limits), NoDeviceOrders()
+    limits, folder = _limits(config.limits), Path(settings.model)
+    orders = EncoderOrders(vision.encoder, vision.new, WeightFolders(settings.weights_folders), folder)
     table = SlotTable(limits)
     record = BlockRecord(limits, table)
     return Replica(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.kernels import Ops
+from quire.services.worker.building.vision import RowShape, media_encoding, open_vision
 from quire.services.worker.device.device import Device, choose_dtype
 from quire.services.worker.heads.encoder_pooling import EncoderPoolingHead, SamplingRefusal
 from quire.services.worker.heads.heads import Heads
@@ -18,6 +19,7 @@ from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.limits.worker_limits import WorkerLimits
+from quire.services.worker.media.step_media import StepMedia
 from quire.services.worker.models.encoders.encoder import EncoderModel
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
 from quire.services.worker.models.loading.loader import Loader
@@ -42,7 +44,6 @@ from quire.shared.settings import WorkerSettings
 log = logger("worker.build")
 
 NUM_BLOCKS = 2  # the null block and one more, the minimum schedulers accept; neither is used
-PLAIN = SentenceModel(("cls",), normalizes=True)
 
 
 def build_encoder(
@@ -56,10 +57,18 @@ def build_encoder(
     place = LayerPlacement(ops, choose_dtype(settings.dtype, config.dtype, device), device.torch_device)
     model = family(config, place, config.max_positions)
     started = time.perf_counter()
-    Loader(settings.load_format, settings.seed).load(model, folder)
+    loader = Loader(settings.load_format, settings.seed)
+    loader.load(model, folder)
+    rows = RowShape(config.output_size)
+    vision = open_vision(settings, place, loader, rows, fitting.max_num_batched_tokens)
     log.info("model loaded", model=settings.model, dtype=str(place.dtype), seconds=_since(started))
     marks = TextMarks(config.num_token_types)
     runner = ModelRunner(model, _heads(settings, model, fitting, place, marks), device, marks=marks)
+    if vision is not None:
+        vision = replace(vision, sees_ahead=False)  # a prompt is computed in one step anyway
+        runner.use_media(StepMedia(vision.cache, device.torch_device))
+        if not device.is_synchronous:
+            vision.warm_up(device.torch_device)  # a first picture must not wait for kernels
     table = SlotTable(fitting)
     runner.prepare([], table.block_table)
     log.info(
@@ -75,6 +84,7 @@ def build_encoder(
         orders=orders,
         transfers=BlockTransfers(fitting, record.contents, Tiers(), NoPages(), orders),
         experts=MixtureExperts(),
+        media=media_encoding(vision, device.torch_device),
     )
 
 
@@ -128,11 +138,10 @@ def _heads(
     """Builds the heads. The sampler is never used: schedulers and SamplingRefusal reject sampling requests."""
     sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
     load = settings.load_format != "dummy"
-    default = SentenceHead.from_folder(Path(settings.model), PLAIN, place.device, load=load)
-    late = None
-    if default.compares:
-        late = LateInteractionScorer.from_settings(settings, default.size(model.config.hidden_size))
-    pooling = EncoderPoolingHead(model.config.hidden_size, default, model.classifier, late)
+    plain, size = SentenceModel((model.pooling,), normalizes=True), model.config.output_size
+    default = SentenceHead.from_folder(Path(settings.model), plain, place.device, load=load)
+    late = LateInteractionScorer.from_settings(settings, default.size(size)) if default.compares else None
+    pooling = EncoderPoolingHead(size, default, model.classifier, late)
     return Heads(sampler, [pooling], [SamplingRefusal(), marks], late)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from quire.services.worker.building.encoder_decoder import EncoderDecoderModel, open_encoder
 from quire.services.worker.building.environment import Environment
 from quire.services.worker.building.replica_config import ReplicaConfig
-from quire.services.worker.building.vision import Vision, open_vision
+from quire.services.worker.building.vision import RowShape, Vision, open_vision
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.kv_layout import KVLayout
@@ -83,11 +83,11 @@ def load_model(
     with ThreadPoolExecutor(1, thread_name_prefix="samples") as beside:
         sampling = beside.submit(weight_samples.folder_digest, Path(settings.model)) if loader.reads_files else None
         _load(model, settings, loader, place)
-        limits, text = environment.limits, (replica_config.family, replica_config.config)
+        limits, rows = environment.limits, RowShape.of_decoder(replica_config.family, replica_config.config)
         if isinstance(model, EncoderDecoderModel):
             vision: Vision | None = open_encoder(settings, place, loader, model, limits)
         else:
-            vision = open_vision(settings, place, loader, text, limits.max_num_batched_tokens)
+            vision = open_vision(settings, place, loader, rows, limits.max_num_batched_tokens)
         if vision is not None:
             weights.use_encoder(vision.encoder, vision.new)
         samples = sampling.result() if sampling is not None else b""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -26,6 +26,7 @@ from quire.shared.logs import logger
 from quire.shared.media.audio.processor import AudioProcessor
 from quire.shared.media.model_processors import MediaProcessors
 from quire.shared.media.processor import WholeItemProcessor, WholePromptProcessor
+from quire.shared.models.page_retrieval import unwrapped
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
@@ -43,6 +44,18 @@ STEPS_KEPT = 4  # rows of the default cache, in token budgets
 LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
 LONGEST_S = 30  # of the clip whose layout is; encoders compute longer ones in pieces
 EXCLUSIVE = ("pipeline_parallel_size", "context_parallel_size")  # options that have no place for rows of pictures
+
+
+class RowShape(NamedTuple):
+    """Rows that a text model takes from the encoder."""
+
+    size: int  # elements of a row
+    scale: float = 1.0  # factor of the rows
+
+    @classmethod
+    def of_decoder(cls, family: type[CausalLM], config: DecoderConfig) -> RowShape:
+        """Returns the rows that take the place of a decoder's token embeddings."""
+        return cls(config.hidden_size, config.scales.embedding if family.scales_media else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +133,18 @@ def open_vision(
     settings: WorkerSettings,
     place: LayerPlacement,
     loader: Loader,
-    text: tuple[type[CausalLM], DecoderConfig],
+    shape: RowShape,
     max_num_batched_tokens: int,
 ) -> Vision | None:
-    """Builds the encoder and loads its weights; None if the worker encodes no media. `text`: family and configuration
-    of the text model, which need not be loaded."""
-    (family, config), processor = text, read_processor(settings)
-    hidden_size = config.hidden_size
+    """Builds the encoder and loads its weights; None if the worker encodes no media. `shape`: rows that the text model,
+    which need not be loaded, takes."""
+    processor = read_processor(settings)
     if processor is None:
         return None
 
     def new() -> MediaEncoder | None:
         """Builds the encoder without weights."""
-        return new_encoder(settings, place, hidden_size, processor)
+        return new_encoder(settings, place, shape.size, processor)
 
     encoder = new()
     if encoder is None:
@@ -141,17 +153,16 @@ def open_vision(
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     modalities = MediaProcessors.read(Path(settings.model)).modalities
     log.info("encoder of media loaded", modalities=modalities, rows=cache.capacity)
-    scale = config.scales.embedding if family.scales_media else 1.0
-    row_type, sees_ahead = RowType(place.dtype, hidden_size), pictures_see_ahead(settings)
+    row_type, sees_ahead = RowType(place.dtype, shape.size), pictures_see_ahead(settings)
     sees_items = isinstance(processor, WholePromptProcessor)
-    return Vision(encoder, new, cache, _largest(processor), row_type, scale, sees_ahead, sees_items, modalities)
+    return Vision(encoder, new, cache, _largest(processor), row_type, shape.scale, sees_ahead, sees_items, modalities)
 
 
 def new_encoder(
     settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor | AudioProcessor
 ) -> MediaEncoder | None:
     """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
-    values = json.loads((Path(settings.model) / "config.json").read_text())
+    values = unwrapped(json.loads((Path(settings.model) / "config.json").read_text()))
     if isinstance(processor, AudioProcessor):
         return make_audio_encoder(values, hidden_size, on_one_rank(place))
     return make_encoder(values, hidden_size, on_one_rank(place), processor.normalization)

@@ -12,9 +12,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional
 
+from quire.services.worker.models.loading.loader import named_tensors
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.sentence_transformers import DenseModule, SentenceModel, read_sentence_model
 
+LINEAR = "linear"
 NAMES = ("linear.weight", "linear.bias")
 
 
@@ -63,7 +65,8 @@ class Dense:
             self._weight, self._bias = torch.randn(shape, device=device) * shape[1] ** -0.5, None
             return
         try:
-            tensors = dict(_tensors(folder / module.folder))
+            found = _tensors(folder / module.folder) if module.tensors == LINEAR else _own_tensors(folder, module)
+            tensors = dict(found)
         except (OSError, SafetensorError, RuntimeError, UnpicklingError) as error:
             reason = str(error).splitlines()[0]
             raise InvalidArgument(f"model: cannot read {folder / module.folder}: {reason}", field="model") from None
@@ -86,6 +89,14 @@ class Dense:
         if self._activation == "gelu":
             return functional.gelu(x)
         return x.relu() if self._activation == "relu" else x
+
+
+def _own_tensors(folder: Path, module: DenseModule) -> Iterator[tuple[str, Tensor]]:
+    """Yields weight and bias of a module that is stored among the model's own tensors, as _tensors() names them."""
+    wanted = {f"{module.tensors}.{part}": f"{LINEAR}.{part}" for part in ("weight", "bias")}
+    for name, source in named_tensors(folder):
+        if name in wanted:
+            yield wanted[name], source.read()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

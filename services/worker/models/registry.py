@@ -68,8 +68,11 @@ ARCHITECTURES = {
 # The same for encoders, by family (shared/models/encoder_families.py).
 ENCODERS = {
     "Bert": "quire.services.worker.models.encoders.bert:Bert",
+    "CLIP": "quire.services.worker.models.encoders.text_tower:ClipText",
+    "ColPali": "quire.services.worker.models.encoders.gemma:GemmaEncoder",
     "ModernBert": "quire.services.worker.models.encoders.modernbert:ModernBert",
     "Roberta": "quire.services.worker.models.encoders.roberta:Roberta",
+    "Siglip": "quire.services.worker.models.encoders.text_tower:SiglipText",
     "XLMRoberta": "quire.services.worker.models.encoders.roberta:Roberta",
 }
 
@@ -119,8 +122,7 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
             kind = values.get("model_type")
             raise InvalidArgument(f"config.json: model_type is {kind!r}: transformers does not know it", field="model")
     if name is None:
-        encoders = (f"{family}{ending}" for family in ENCODERS for ending in ("Model", CLASSIFIER_SUFFIX))
-        there_are = ", ".join((*known, *encoders))
+        there_are = ", ".join((*known, *encoder_families.architectures()))
         raise InvalidArgument(f"config.json: architectures is {names!r}; supported: {there_are}", field="model")
     model: type[CausalLM] = plugins.load(known[name])
     return model

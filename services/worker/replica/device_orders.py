@@ -124,7 +124,15 @@ class DeviceOrderHandler(ReplicaComponent):
         raised."""
         self.sleeper.check_weights()
         wanted, broadcast = order.weights, order.broadcast if order.HasField("broadcast") else None
-        staged_id = WeightsId(wanted.update, wanted.version, wanted.path, order.spooled, is_kept=broadcast is None)
+        changed = wanted.encoder_update if broadcast is None else self.weights.id.encoder_update
+        staged_id = WeightsId(
+            wanted.update,
+            wanted.version,
+            wanted.path,
+            order.spooled,
+            is_kept=broadcast is None,
+            encoder_update=changed,
+        )
         if broadcast is not None:
             self._groups.find(broadcast.content.group_name)
             tensors = [*_meta_tensors(broadcast.tensors)]

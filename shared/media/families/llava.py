@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.picture_sizes import PictureProcessor, read_processor
+from quire.shared.media.picture_sizes import PictureProcessor, read_tower_pictures
 from quire.shared.media.processor import Normalization, PlaceholderExpansion, PromptTokenizer, TileLayout, no_options
 
 if TYPE_CHECKING:
@@ -53,14 +53,8 @@ def read_fixed_pictures(folder: Path, config: Mapping[str, Any]) -> tuple[Pictur
     """Reads the processing of pictures of the tower's size, the placeholder, and the number of patches of a picture.
     Raises InvalidArgument if the files do not fit together."""
     vision = config["vision_config"]
-    pictures = read_processor(folder)
     side = int(vision.get("image_size", 224))
-    if (pictures.size.height, pictures.size.width) != (side, side):
-        raise InvalidArgument(
-            f"preprocessor_config.json: pictures have {pictures.size.height} x {pictures.size.width} pixels, and "
-            f"vision_config.image_size is {side}. They must be equal.",
-            field="model",
-        )
+    pictures = read_tower_pictures(folder, side)
     default = 32 if vision.get("model_type") == "clip_vision_model" else 16
     patches = (side // int(vision.get("patch_size", default))) ** 2
     placeholder = config.get("image_token_index", config.get("image_token_id"))

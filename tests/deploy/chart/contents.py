@@ -19,10 +19,12 @@ OVERLAYS = {
     "gpu-to-zero": "overlays/gpu-to-zero",
     "gpu-tiers": "overlays/gpu-tiers",
     "gpu-roles": "overlays/gpu-roles",
+    "gpu-encode": "overlays/gpu-encode",
     "gateway": "overlays/gateway",
 }
 WORDS = {
     "roles": "Prefill and decode on separate workers: `prefill` and `worker` below",
+    "encodeWorkers": "Workers that encode pictures for the others: `encode` below (values/gpu-encode.yaml)",
     "cuda": "One NVIDIA GPU per worker; set the worker's image and resources below (values/gpu.yaml)",
     "models": "A volume with model folders at /models",
     "kvTiers": "Volumes for KV tiers at /dev/shm and /var/lib/quire/kv; named in `settings` (values/gpu-tiers.yaml)",

@@ -19,9 +19,16 @@ from tests.deploy.paths import K8S
 
 Key = tuple[str, str]
 MARK = "@@"
-HASHED_ROLES = ("frontend", "scheduler", "worker", "prefill")
-# What a component builds upon, besides the base; roles are there whenever they may be changed.
-BELOW = {"roles": [], "roles-autoscaling": ["roles", "autoscaling"], "scale-to-zero": ["roles", "autoscaling"]}
+HASHED_ROLES = ("frontend", "scheduler", "worker", "prefill", "encode")
+# What a component builds upon, besides the base; the Deployments of other components are there whenever they may be
+# changed.
+DEPLOYMENTS = ["roles", "encode-workers"]
+BELOW = {
+    "roles": [],
+    "encode-workers": ["roles"],
+    "roles-autoscaling": ["roles", "autoscaling"],
+    "scale-to-zero": ["roles", "autoscaling"],
+}
 VOLUMES = ("kvTiers.diskSize", "kvTiers.memorySize")  # whose sizes a component brings
 NAMESPACE = re.compile(r'namespace=(\\?")quire\\?"')  # in the queries of the autoscaler
 CHECKSUM = "checksum/settings"
@@ -181,7 +188,7 @@ def _stages() -> Iterator[tuple[str, dict[Key, Resource], dict[Key, Resource]]]:
     base = _by_key(kustomize.build(K8S / "base", hashed=False))
     yield "", {}, base
     for component, switch in values.SWITCHES.items():
-        below = BELOW.get(component, ["roles"])
+        below = BELOW.get(component, DEPLOYMENTS)
         before = _by_key(kustomize.build(K8S / "base", *_folders(below), hashed=False))
         yield switch, before, _by_key(kustomize.build(K8S / "base", *_folders([*below, component]), hashed=False))
 

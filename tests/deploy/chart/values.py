@@ -17,6 +17,7 @@ Values = dict[str, Any]
 # By component: the value that turns it on.
 SWITCHES = {
     "roles": "roles.enabled",
+    "encode-workers": "encodeWorkers.enabled",
     "cuda": "cuda.enabled",
     "models": "models.enabled",
     "kv-tiers": "kvTiers.enabled",
@@ -33,11 +34,12 @@ CONTAINER = (*POD, "containers", 0)
 PLACES: dict[str, tuple[str, str, tuple[str | int, ...]]] = {
     **{
         f"{role}.{value}": ("Deployment", role, place)
-        for role in ("frontend", "scheduler", "worker", "prefill", "redis")
+        for role in ("frontend", "scheduler", "worker", "prefill", "encode", "redis")
         for value, place in (("image", (*CONTAINER, "image")), ("resources", (*CONTAINER, "resources")))
     },
     "frontend.replicas": ("Deployment", "frontend", ("spec", "replicas")),
     "worker.replicas": ("Deployment", "worker", ("spec", "replicas")),
+    "encode.replicas": ("Deployment", "encode", ("spec", "replicas")),
     "prefill.replicas": ("Deployment", "prefill", ("spec", "replicas")),
     "frontend.terminationGracePeriodSeconds": ("Deployment", "frontend", (*POD, "terminationGracePeriodSeconds")),
     "models.storageClassName": ("PersistentVolumeClaim", "models", ("spec", "storageClassName")),
@@ -50,7 +52,8 @@ PLACES: dict[str, tuple[str, str, tuple[str | int, ...]]] = {
     "prefill.minReplicas": ("ScaledObject", "prefill", ("spec", "minReplicaCount")),
     "prefill.maxReplicas": ("ScaledObject", "prefill", ("spec", "maxReplicaCount")),
 }
-BRINGING = ("roles", "models", "kv-tiers", "autoscaling", "roles-autoscaling")  # components with values of their own
+# Components with values of their own.
+BRINGING = ("roles", "encode-workers", "models", "kv-tiers", "autoscaling", "roles-autoscaling")
 SETTINGS = "settings"  # the whole of quire.yaml
 PROMETHEUS = "autoscaling.prometheus"  # wherever a trigger names its address
 
@@ -73,9 +76,10 @@ def of(folder: str) -> Values:
 
 
 def defaults() -> Values:
-    """Returns the default values: those of the base and its two-role Deployments, and those of other components."""
+    """Returns the default values: those of the base and of Deployments for roles and pictures, and those of other
+    components."""
     found = merged(_with(*BRINGING), {"models": {"storageClassName": ""}})
-    for own in (_with("roles"), _with()):
+    for own in (_with("roles", "encode-workers"), _with()):
         for path in (*PLACES, *SWITCHES.values(), SETTINGS):
             value = got(own, path)
             if value is not None:

@@ -137,7 +137,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         arrival = requests.arrival_of(context)
         async with call_context("Score", context, self._metrics, self._calls) as call:
             await call.admit()
-            scoring = self._processor.scoring(message.queries, message.documents)
+            scoring = self._processor.scoring(message.queries, pooling_messages.scored_documents(message))
             request = pooling_messages.score_request(message, scoring, arrival)
             async with self._generator.start(request, call) as generation:
                 await generation.collect()
@@ -148,7 +148,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         arrival = requests.arrival_of(context)
         async with call_context("Rerank", context, self._metrics, self._calls) as call:
             await call.admit()
-            scoring = self._processor.scoring([message.query], message.documents)
+            scoring = self._processor.scoring([message.query], pooling_messages.scored_documents(message))
             request = pooling_messages.score_request(message, scoring, arrival)
             async with self._generator.start(request, call) as generation:
                 await generation.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quire.services.frontend.request.request import Prompt
 from quire.services.frontend.tokenizer.encoder import Tokenized
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
@@ -29,6 +30,14 @@ class LateInteractionInputs:
             text = "model: queries are padded with mask tokens, but the tokenizer has no mask token"
             raise InvalidArgument(text, field="model")
         self._mask = masks[0] if late.expands else 0
+
+    def prompt(self, prompt: Prompt, *, is_document: bool) -> Prompt:
+        """Returns the prompt unchanged."""
+        return prompt
+
+    def text(self, text: str, *, is_query: bool) -> str:
+        """Returns the text unchanged; markers are inserted as tokens."""
+        return text
 
     def max_text_tokens(self, *, is_query: bool) -> int:
         """Returns the maximum number of tokens of a text, without the special tokens around it."""

@@ -14,6 +14,7 @@ from quire.services.frontend.input_processor.pooling.late_interaction_inputs imp
     LateInteractionInputs,
 )
 from quire.services.frontend.input_processor.pooling.late_query_cache import LateQueryCache
+from quire.services.frontend.input_processor.pooling.page_inputs import PageInputs
 from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
 from quire.services.frontend.input_processor.prepared_prompt import (
     PreparedPrompt,
@@ -107,6 +108,7 @@ class PoolingPreparer:
     ) -> tuple[Tokenized, bytes, MediaItems]:
         """Tokenizes a prompt under the named prefix prompt; returns it with its ids as an i32 column, checked
         against length and vocabulary, and its media."""
+        prompt = self._traits.prompt(prompt, pooled.prompt_name)
         parts = media_of(prompt)
         items: MediaItems = ()
         if parts:
@@ -121,10 +123,11 @@ class PoolingPreparer:
     async def _tokenize(self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int) -> Tokenized:
         """Tokenizes a prompt; truncation removes text only and keeps the special tokens around it."""
         late = self._traits.late
-        if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
-            prompt = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
         if late is not None and isinstance(prompt, LateInteractionPrompt):
             return await self._read_late(prompt, late, max_model_len)
+        if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
+            named = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
+            return await self._read_late(named, late, max_model_len)
         keep = prompt_limits.max_kept_tokens(request, max_model_len)
         if isinstance(prompt, TokenPrompt) and keep is None:
             check_length(len(prompt.token_ids), max_model_len, is_continued=False)
@@ -142,14 +145,17 @@ class PoolingPreparer:
         token_ids = prompt_limits.truncate_framed(tokenized.token_ids, request, max_model_len, frame)
         lost = len(tokenized.token_ids) - len(token_ids) if reads_end else 0
         second = max(tokenized.second_text_from - lost, len(frame[0])) if tokenized.second_text_from else 0
+        if self._traits.towers is not None:
+            token_ids = self._traits.towers.padded(token_ids)
         types = self._traits.token_types and second < len(token_ids)
         return Tokenized(token_ids, second if types else 0)
 
     async def _read_late(
-        self, prompt: LateInteractionPrompt, late: LateInteractionInputs, max_model_len: int
+        self, prompt: LateInteractionPrompt, late: LateInteractionInputs | PageInputs, max_model_len: int
     ) -> Tokenized:
         """Reads a query or document and truncates it to the length that the model was trained with."""
         limit = PromptLimit(late.max_text_tokens(is_query=prompt.is_query), self._tokenizer.longest_token)
-        text = TextPrompt(limit.truncate(self._traits.texts.text(prompt.text, "")), add_special_tokens=False)
+        whole = late.text(self._traits.texts.text(prompt.text, ""), is_query=prompt.is_query)
+        text = TextPrompt(limit.truncate(whole), add_special_tokens=False)
         tokenized = await self._tokens.read(text, max_model_len, limit.max_model_len)
         return late.read(tokenized.token_ids, is_query=prompt.is_query)

@@ -12,9 +12,13 @@ from quire.services.frontend.input_processor.pooling.late_interaction_inputs imp
     QUERY,
     LateInteractionInputs,
 )
+from quire.services.frontend.input_processor.pooling.page_inputs import PageInputs
+from quire.services.frontend.input_processor.pooling.two_tower_inputs import TwoTowerInputs
+from quire.services.frontend.request.request import Prompt
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from quire.shared.models import encoder_families
+from quire.shared.models.late_interaction import LateInteraction
 from quire.shared.models.sentence_transformers import SentenceModel, has_identity_score_activation, read_sentence_model
 
 
@@ -62,20 +66,38 @@ class PoolingTraits:
     encoder: str = ""  # the model's name, if it is only an encoder
     token_types: bool = False  # the model distinguishes the two texts of a prompt
     raw_scores: bool = False  # the classifier's scores of pairs are returned without a sigmoid
-    late: LateInteractionInputs | None = None  # set if the model compares texts token by token
+    late: LateInteractionInputs | PageInputs | None = None  # set if the model compares texts token by token
+    towers: TwoTowerInputs | None = None  # set if the model has a tower for texts and one for pictures
 
     @classmethod
     def of(cls, folder: Path, config: dict[str, Any], name: str, tokenizer: Tokenizer) -> PoolingTraits:
         """Reads the properties of the model `name` in `folder`, whose config.json is `config`."""
         model = read_sentence_model(folder)
-        late = LateInteractionInputs(model.late, tokenizer) if model and model.late else None
+        late = _late_inputs(model.late, tokenizer) if model and model.late else None
+        towers = TwoTowerInputs.of(folder, config, tokenizer) if encoder_families.has_two_towers(config) else None
         return cls(
             PoolingTextFormat.of(model),
             name if encoder_families.family_of(config) else "",
             encoder_families.has_segment_types(config),
             has_identity_score_activation(config),
             late,
+            towers,
         )
+
+    def prompt(self, prompt: Prompt, prompt_name: str) -> Prompt:
+        """Returns the prompt that is read in place of a client's, under the name of a prompt of the model. Raises
+        InvalidArgument for media that the model does not read so."""
+        if self.towers is not None:
+            return self.towers.prompt(prompt)
+        if self.late is not None:
+            return self.late.prompt(prompt, is_document=prompt_name == DOCUMENT)
+        return prompt
+
+
+def _late_inputs(late: LateInteraction, tokenizer: Tokenizer) -> LateInteractionInputs | PageInputs:
+    if late.pages is not None:
+        return PageInputs(late.pages, tokenizer, late.query_length)
+    return LateInteractionInputs(late, tokenizer)
 
 
 DEFAULT_POOLING_TRAITS = PoolingTraits()

@@ -7,10 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.services.frontend.input_processor.pooling.media_prompts import text_of
 from quire.services.frontend.input_processor.pooling.pooling import ALL
-from quire.services.frontend.request.request import LateInteractionPrompt, PairPrompt, Pooling, Prompt, TextPrompt
+from quire.services.frontend.request.request import (
+    ChatPrompt,
+    LateInteractionPrompt,
+    PairPrompt,
+    Pooling,
+    Prompt,
+    TextPrompt,
+)
 from quire.shared.columns import F32, f32
 from quire.shared.errors import Internal, InvalidArgument
+
+ScoredInput = str | ChatPrompt  # a text, or texts and pictures as a message of the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +31,8 @@ class Scoring:
     two vectors. A late-interaction model is scored by the worker, which returns the score itself.
     """
 
-    queries: Sequence[str]
-    documents: Sequence[str]
+    queries: Sequence[ScoredInput]
+    documents: Sequence[ScoredInput]
     is_cross_encoder: bool
     raw_scores: bool = False  # a classifier's raw scores, without the sigmoid
     late_interaction: bool = False  # the worker compares the texts and returns the score
@@ -30,8 +40,8 @@ class Scoring:
     @classmethod
     def of(
         cls,
-        queries: Sequence[str],
-        documents: Sequence[str],
+        queries: Sequence[ScoredInput],
+        documents: Sequence[ScoredInput],
         classes: Sequence[str],
         *,
         raw_scores: bool = False,
@@ -57,12 +67,15 @@ class Scoring:
         all documents; otherwise one prompt per (query, document) pair, where a single query is repeated for all
         documents."""
         if not (self.is_cross_encoder or self.late_interaction):
-            return [TextPrompt(text) for text in (*self.queries, *self.documents)]
+            return [TextPrompt(one) if isinstance(one, str) else one for one in (*self.queries, *self.documents)]
         queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
-        pairs = zip(queries, self.documents, strict=True)
+        pairs = list(zip(queries, self.documents, strict=True))
         if self.is_cross_encoder:
-            return [PairPrompt(query, document) for query, document in pairs]
-        return [LateInteractionPrompt(document, query=query) for query, document in pairs]
+            return [
+                PairPrompt(_text(query, "queries"), _text(document, f"documents.{index}"))
+                for index, (query, document) in enumerate(pairs)
+            ]
+        return [_late_document(document, _text(query, "queries")) for query, document in pairs]
 
     @property
     def pooling(self) -> Pooling:
@@ -87,6 +100,19 @@ class Scoring:
         """Returns (document index, score), the best first and of equal ones the earlier, at most `top_n` (0: all)."""
         order = sorted(enumerate(self.scores(columns)), key=lambda indexed: -indexed[1])
         return order[:top_n] if top_n else order
+
+
+def _text(one: ScoredInput, field: str) -> str:
+    """Returns the text of a query or document. Raises InvalidArgument for one with pictures."""
+    if isinstance(one, ChatPrompt) and one.media:
+        raise InvalidArgument(f"{field}: this model compares texts here; send no pictures", field=field)
+    return one if isinstance(one, str) else text_of(one)
+
+
+def _late_document(document: ScoredInput, query: str) -> LateInteractionPrompt:
+    if isinstance(document, str):
+        return LateInteractionPrompt(document, query=query)
+    return LateInteractionPrompt(text_of(document), media=document.media, query=query)
 
 
 def probabilities(column: bytes) -> F32:

@@ -13,6 +13,7 @@ import orjson
 from starlette.responses import Response
 
 from quire.services.frontend.generation.generation import Generation
+from quire.services.frontend.input_processor.pooling.media_prompts import text_of
 from quire.services.frontend.input_processor.pooling.scoring import Scoring, probabilities
 from quire.services.frontend.openai_edge.errors import as_response
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -156,9 +157,9 @@ class RerankFormat(PooledFormat):
         self._scoring, self._top_n, self._shows_documents = scoring, top_n, shows_documents
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Returns the top_n documents by descending score, with the index of each in the request and its text if
-        requested."""
-        documents = self._scoring.documents
+        """Returns the top_n documents by descending score, with the index of each in the request and its text, without
+        pictures, if requested."""
+        documents = [one if isinstance(one, str) else text_of(one) for one in self._scoring.documents]
         return [
             {
                 "index": index,

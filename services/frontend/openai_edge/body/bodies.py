@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidatorFunctionWrapHandler,
@@ -35,11 +34,11 @@ from quire.services.frontend.openai_edge.body.field_schemas import (
     MESSAGES,
     NOT_EMPTY,
     PROMPT,
-    TEXT,
     TOOL_CHOICE,
     TOOLS,
 )
 from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
+from quire.services.frontend.openai_edge.body.scored_inputs import ScoredInputField, ScoredInputsField
 from quire.services.frontend.openai_edge.body.structured_outputs import ResponseFormat, StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
 from quire.shared.errors import InvalidArgument
@@ -310,7 +309,6 @@ class ClassifyBody(InputBody):
 
 
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
-Texts = Annotated[str | list[str], WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT, **NOT_EMPTY}]})]
 
 
 class ScoreBody(PooledBody):
@@ -320,31 +318,20 @@ class ScoreBody(PooledBody):
         json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, [exactly_one(*FIRST), exactly_one(*SECOND)])
     )
 
-    queries: Texts | None = Field(None, description="also as text_1 or data_1")
-    documents: Texts | None = Field(None, description="also as items, text_2 or data_2")
-    items: Texts | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-
-
-def _text_of_document(sent: Any) -> Any:
-    """Returns the text of a Cohere or Jina document: a text, or an object that holds it."""
-    if isinstance(sent, dict) and isinstance(sent.get("text"), str):
-        return sent["text"]
-    return sent
-
-
-DOCUMENT = {"type": "object", "required": ["text"], "properties": {"text": TEXT}}
-Document = Annotated[str, BeforeValidator(_text_of_document), WithJsonSchema({"anyOf": [TEXT, DOCUMENT]})]
+    queries: ScoredInputsField | None = Field(None, description="also as text_1 or data_1")
+    documents: ScoredInputsField | None = Field(None, description="also as items, text_2 or data_2")
+    items: ScoredInputsField | None = None
+    text_1: ScoredInputsField | None = None
+    text_2: ScoredInputsField | None = None
+    data_1: ScoredInputsField | None = None
+    data_2: ScoredInputsField | None = None
 
 
 class RerankBody(PooledBody):
     """Request body of POST /rerank, as in Jina's and Cohere's APIs."""
 
-    query: str = Field(json_schema_extra=TEXT)
-    documents: list[Document] = Field(json_schema_extra=NOT_EMPTY, description="texts, or objects with a text")
+    query: ScoredInputField
+    documents: ScoredInputsField
     top_n: int | None = Field(None, ge=0, description="maximum number of documents, the best ones; default or 0: all")
     return_documents: Flag = True
 

@@ -13,7 +13,7 @@ from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.input_processor.pooling import pooling
-from quire.services.frontend.input_processor.pooling.scoring import Scoring
+from quire.services.frontend.input_processor.pooling.scoring import ScoredInput, Scoring
 from quire.services.frontend.openai_edge.answers.pooling_formats import (
     ClassifyFormat,
     EmbeddingFormat,
@@ -34,6 +34,7 @@ from quire.services.frontend.openai_edge.body.bodies import (
     ScoreBody,
 )
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
+from quire.services.frontend.openai_edge.body.scored_inputs import read_scored_input, read_scored_inputs
 from quire.services.frontend.request.call_headers import CallHeaders
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions
 from quire.services.frontend.request.media_options import media_options
@@ -110,14 +111,15 @@ class PoolingRoutes:
     async def score(self, body: ScoreBody, http: Request) -> Response:
         """Scores how well pairs of texts match; one first text is paired with all second texts."""
         body.refuse_unknown(self._unknown)
-        queries = _one_of(body, *FIRST)
-        scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
+        queries = _one_of(body, *FIRST, has_several=False)
+        scoring = self._processor.scoring(queries, _one_of(body, *SECOND, has_several=True))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.served_name(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
         """Ranks documents by how well they answer the query, best first, and returns the top_n (all by default)."""
         body.refuse_unknown(self._unknown)
-        scoring = self._processor.scoring([body.query], body.documents)
+        documents = read_scored_inputs(body.documents, "documents")
+        scoring = self._processor.scoring([read_scored_input(body.query, "query")], documents)
         answer_format = RerankFormat(
             self._catalogue.served_name(body.model), scoring, body.top_n or 0, shows_documents=body.return_documents
         )
@@ -147,15 +149,15 @@ def _normalize(body: EmbeddingBody) -> bool | None:
     return body.use_activation if body.normalize is None else body.normalize
 
 
-def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
-    """Returns the texts under the one name of the field that is set; raises InvalidArgument unless exactly one is. A
-    single text becomes a list."""
-    given = [value for name in names if (value := getattr(body, name)) is not None]
+def _one_of(body: ScoreBody, *names: str, has_several: bool) -> Sequence[ScoredInput]:
+    """Returns what is under the one name of the field that is set; raises InvalidArgument unless exactly one is. A
+    single text or content becomes a list. `has_several`: as in read_scored_inputs()."""
+    given = [(name, value) for name in names if (value := getattr(body, name)) is not None]
     if len(given) != 1:
         text = f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given"
         raise InvalidArgument(text, field=names[0])
-    (texts,) = given
-    return [texts] if isinstance(texts, str) else list(texts)
+    ((name, found),) = given
+    return read_scored_inputs(found, name, has_several=has_several)
 
 
 def pooling_request(

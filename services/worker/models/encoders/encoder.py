@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from quire.services.worker.layers.attention.rotary import cos_sin_table
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
+from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:  # this module is also imported without torch, to check a config.json
     from torch import Tensor
@@ -40,6 +41,7 @@ class EncoderModel(ABC):
 
     base: ClassVar[str]  # prefix of the encoder in checkpoints with a head
     unused: ClassVar[tuple[str, ...]] = ()  # checkpoint tensors that are ignored
+    pooling: ClassVar[str] = "cls"  # whose token's vector is the prompt's, unless the model's folder says otherwise
 
     def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
         """Builds the layers without weights, and a classifier if the configuration has classes.
@@ -61,10 +63,6 @@ class EncoderModel(ABC):
     @staticmethod
     @abstractmethod
     def layer(index: int, config: EncoderConfig, place: LayerPlacement) -> EncoderLayer: ...
-
-    @staticmethod
-    @abstractmethod
-    def classifier_of(config: EncoderConfig, place: LayerPlacement) -> PooledClassifier: ...
 
     @property
     @abstractmethod
@@ -109,6 +107,11 @@ class EncoderModel(ABC):
         if batch.logit_tokens is not None:
             x = x.index_select(0, batch.logit_tokens)
         return self.finalize(x)
+
+    @classmethod
+    def classifier_of(cls, config: EncoderConfig, place: LayerPlacement) -> PooledClassifier:
+        """Raises InvalidArgument: the family has no classifier. Families with one override it."""
+        raise InvalidArgument("config.json: architectures: this family has no classifier", field="model")
 
     def logits(self, hidden: Tensor, *_: object) -> Tensor:
         """Returns zeros [num_rows, vocab_size], for slots that were rejected but are still part of a step: encoders do

@@ -35,10 +35,22 @@ class EncoderConfig:
     classifier_activation: str = "tanh"
     classifier_pooler: str = CLS
     num_classes: int = 0  # 0: no classifier
+    head_size: int = 0  # elements of a head; 0: hidden_size / num_heads
+    shared_kv_heads: int = 0  # heads of keys and values, where several heads of queries share one; 0: num_heads
+    projection_size: int = 0  # of the vectors after the encoder's projection; 0: it has none
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.shared_kv_heads or self.num_heads
+
+    @property
+    def output_size(self) -> int:
+        """Elements of the vector of each token."""
+        return self.projection_size or self.hidden_size
 
     def half_window(self, layer: int) -> int:
         return self.half_windows[layer] if self.half_windows else 0

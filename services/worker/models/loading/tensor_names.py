@@ -37,11 +37,16 @@ BESIDE_TEXT = tuple(
     for name in (
         *("vision_tower.", "vision_model.", "visual.", "audio_tower."),
         *("multi_modal_projector.", "connector.", "image_newline", "vision_encoder.", "vision_projection."),
-        "embed_tokens_extend.",
+        *("embed_tokens_extend.", "embedding_proj_layer.", "custom_text_proj."),
         *("encoder.input_linear.", "encoder.layers.", "encoder.out.", "encoder.out_mid.", "projector."),
     )
 )
-TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
+TEXT_PREFIXES = {
+    "language_model.": "",
+    "model.language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+}
 # Prefixes of towers in files of transformers 4 and 5, and the prefix that the towers have here.
 VISION_PREFIXES = {
     "model.vision_tower.": "vision_tower.",
@@ -55,7 +60,8 @@ VISION_PREFIXES = {
     "model.connector.": "connector.",
     "model.image_newline": "image_newline",
 }
-WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of torch.compile, data-parallel training and PEFT
+# Prefixes of torch.compile, data-parallel training, PEFT, and the model inside of a retrieval model of pages.
+WRAPPERS = ("_orig_mod.", "module.", "base_model.model.", "vlm.")
 HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 
 

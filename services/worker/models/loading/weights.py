@@ -49,6 +49,7 @@ class WeightsId:
     path: str = ""  # path in the update request
     spooled: str = ""  # folder of streamed weights
     is_kept: bool = True  # can be loaded again; False for tensors passed in memory
+    encoder_update: int = 0  # last update that may have changed the encoder of media
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class Weights:
         On errors, those of stage(), the old weights remain.
         """
         number = self.id.update + 1
-        self.stage(new.source, WeightsId(number, new.version or str(number)))
+        changed = number if isinstance(new.source, Path) else self.id.encoder_update
+        self.stage(new.source, WeightsId(number, new.version or str(number), encoder_update=changed))
         self.swap(number)
 
     def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
@@ -125,14 +127,8 @@ class Weights:
 
     def _encoder_pairs(self, folder: Path) -> list[tuple[Tensor, Tensor]]:
         """Loads the encoder's tensors from a folder that has some; returns them with the current ones."""
-        fresh = self._new_encoder()
-        if self._encoder is None or fresh is None:
-            return []
-        known = {name for name, _ in fresh.destinations()}
-        if not any(model_name(name, known) in known for name, _ in named_tensors(folder)):
-            return []
-        load_checkpoint(fresh, folder, lambda _: True)
-        return [*_pairs(self._encoder, fresh, set())]
+        fresh = load_encoder(folder, self._new_encoder)
+        return [] if self._encoder is None or fresh is None else [*_pairs(self._encoder, fresh, set())]
 
     def preallocate(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
         """Allocates memory for weights that arrive later (receive()), after checking their names, shapes and dtypes.
@@ -237,6 +233,25 @@ def _room() -> Iterator[None]:
             "not enough memory for the new weights in addition to the old ones; update from a folder after `quire "
             "sleep`"
         ) from None
+
+
+def load_encoder(folder: Path, new: Callable[[], MediaEncoder | None]) -> MediaEncoder | None:
+    """Loads an encoder of media from a folder; None if the model has none, or the folder has no tensor of it. Raises
+    InvalidArgument if tensors are missing or do not fit."""
+    fresh = new()
+    if fresh is None:
+        return None
+    known = {name for name, _ in fresh.destinations()}
+    if not any(model_name(name, known) in known for name, _ in named_tensors(folder)):
+        return None
+    load_checkpoint(fresh, folder, lambda _: True)
+    return fresh
+
+
+def copy_encoder(old: MediaEncoder, fresh: MediaEncoder) -> None:
+    """Copies the weights of `fresh` over those of `old`, an encoder of the same structure, in place."""
+    for tensor, values in _pairs(old, fresh, set()):
+        tensor.copy_(values)
 
 
 def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -19,8 +19,10 @@ from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
 from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
 from quire.services.worker.models.vision.qwen_vl import QwenVision, read_qwen_vit
 from quire.services.worker.models.vision.transformers_vision import make_transformers_vision
+from quire.services.worker.models.vision.two_towers import ClipPictures, SiglipPictures, read_clip, read_siglip
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.registry import read_media_processor
+from quire.shared.models.page_retrieval import unwrapped
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
@@ -66,6 +68,7 @@ def _qwen_vl(
 
 
 ENCODERS: Mapping[str, MakeEncoder] = {
+    "clip": _maker(read_clip, ClipPictures),
     "cohere2_vision": make_transformers_vision,
     "gemma3": _maker(read_gemma3, Gemma3Vision),
     "got_ocr2": make_transformers_vision,
@@ -79,6 +82,7 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "mistral3": _pixtral,
     "paligemma": make_transformers_vision,
     "phi4_multimodal": _maker(read_phi4_multimodal, Phi4Vision),
+    "siglip": _maker(read_siglip, SiglipPictures),
     "smolvlm": _maker(read_idefics3, Idefics3Vision),
     "vipllava": make_transformers_vision,
     "qwen2_5_vl": _qwen_vl,
@@ -95,7 +99,7 @@ def pictures_see_ahead(settings: WorkerSettings) -> bool:
     folder = Path(settings.model)
     if settings.language_model_only or read_media_processor(folder) is None:
         return False
-    return json.loads((folder / "config.json").read_text())["model_type"] in SEE_AHEAD
+    return unwrapped(json.loads((folder / "config.json").read_text()))["model_type"] in SEE_AHEAD
 
 
 def make_encoder(

@@ -162,10 +162,18 @@ class ViT:
         of each picture's patches, from the top left, that show it; the others are padding, which no patch attends to.
         None: all. Only for towers with positions by bucket.
         """
-        import torch
-
         if shown is not None:
             return self._encode_padded(pixels, shown)
+        x = self.tokens(pixels)
+        if self._class is None:
+            return x
+        return x[:, :-1] if self.config.class_token_is_last else x[:, 1:]
+
+    def tokens(self, pixels: Tensor) -> Tensor:
+        """Computes hidden states [num_pictures, num_tokens, hidden_size] of all tokens, the class token included.
+        `pixels` as in __call__()."""
+        import torch
+
         x = self._embed(pixels)
         num_pictures, length, size = x.shape
         starts = torch.arange(num_pictures + 1, dtype=torch.int32, device=x.device) * length
@@ -173,10 +181,7 @@ class ViT:
         x = self._normed(self.config.names.first_norm, x.contiguous().view(num_pictures * length, size))
         for layer in self._layers:
             x = layer(x, starts, length, angles)
-        x = self._normed(self.config.names.last_norm, x).view(num_pictures, length, size)
-        if self._class is None:
-            return x
-        return x[:, :-1] if self.config.class_token_is_last else x[:, 1:]
+        return self._normed(self.config.names.last_norm, x).view(num_pictures, length, size)
 
     def _encode_padded(self, pixels: Tensor, shown: Sequence[tuple[int, int]]) -> Tensor:
         """Computes hidden states as __call__() does with `shown`. For the layers, the patches of each picture that show

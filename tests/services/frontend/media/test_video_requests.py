@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,70 @@ async def test_users_cannot_spell_the_placeholder(filming: Path) -> None:
         submission = await asked(served, messages=user(text(f"say {VIDEO}"), film(video(4))))
         assert len(submission.media) == 1
         assert json.dumps(shown(served, submission)).count("video_pad") == 2
+
+
+async def test_ollama_videos(filming: Path) -> None:
+    """They stand after the pictures of a message, before its text."""
+    content, small = b64encode(video(8)).decode(), b64encode(plain((0, 0, 200), 16)).decode()
+    turn = (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|vision_start|><|video_pad|><|vision_end|>"
+        "what?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    message = {"role": "user", "content": "what?", "videos": [content], "images": [small]}
+    options = {"stream": False, "options": {"num_predict": 1}}
+    async with seeing_frontend(filming) as served:
+        for path, body in (
+            ("/api/chat", {"messages": [message]}),
+            ("/api/generate", {"prompt": "what?", "videos": [content], "images": [small]}),
+        ):
+            submission = await asked(served, path, model="filming", **body, **options)
+            assert shown(served, submission) == turn
+            assert [item.modality for item in submission.media] == ["image", "video"]
+        for path, body, said in (
+            ("/api/generate", {"prompt": "x", "videos": [content[:40]]}, "video"),
+            ("/api/chat", {"messages": [{**message, "videos": [5]}]}, "messages: videos must be texts in base64"),
+            ("/api/chat", {"messages": [{**message, "videos": "x"}]}, "videos"),
+        ):
+            status, error = await served.refusal(path, model="filming", **body, **options)
+            assert (status, said in error) == (400, True), error
+
+
+async def test_sglang_videos(filming: Path) -> None:
+    """Forms of image_data: a text, an object, a list, and one list for each prompt."""
+    content, url = b64encode(video(8)).decode(), data_url(video(8), "video/mp4")
+    prompt = "<|vision_start|><|video_pad|><|vision_end|> what?"
+    async with seeing_frontend(filming) as served:
+        for given in (content, url, {"url": url}, [content]):
+            submission = await asked(served, "/generate", text=prompt, video_data=given)
+            assert [item.modality for item in submission.media] == ["video"]
+            assert shown(served, submission) == prompt
+        both = f"<|vision_start|><|image_pad|><|vision_end|>{prompt}"
+        picture = data_url(plain((0, 0, 200), 16))
+        submission = await asked(served, "/generate", text=[both], video_data=[[content]], image_data=[[picture]])
+        assert [item.modality for item in submission.media] == ["image", "video"]
+        for body, said in (
+            ({"text": [prompt, prompt], "video_data": [content]}, "video_data has videos for 1 prompts; there are 2"),
+            ({"text": prompt, "video_data": 5}, "video_data must hold URLs or base64 texts, got int"),
+            ({"text": "x", "video_data": content}, "video"),
+        ):
+            status, error = await served.refusal("/generate", **body)
+            assert (status, said in error) == (400, True), error
+
+
+async def test_cohere_videos(filming: Path) -> None:
+    async with seeing_frontend(filming) as served:
+        submission = await asked(served, "/v2/embed", inputs=[{"content": [text("a "), film(video(8))]}])
+        assert [item.modality for item in submission.media] == ["video"]
+        assert "a <|vision_start|><|video_pad|><|vision_end|>" in shown(served, submission)
+
+
+async def test_models_without_videos_refuse_them_in_every_body(tmp_path: Path) -> None:
+    content = b64encode(video(2)).decode()
+    async with seeing_frontend(write_seeing_folder(tmp_path / "seeing")) as served:
+        for path, body in (
+            ("/generate", {"text": "x", "video_data": content}),
+            ("/api/chat", {"model": "seeing", "messages": [{"role": "user", "content": "x", "videos": [content]}]}),
+            ("/v2/embed", {"inputs": [{"content": [film(video(2))]}]}),
+        ):
+            status, error = await served.refusal(path, **body)
+            assert (status, "not videos" in error) == (400, True), error

@@ -147,7 +147,7 @@ class LanguageWorker:
         """Swaps the weights, of which nothing is kept."""
         self.core.reset_prefix_cache(preempt_running=True)
         self.rows.clear()
-        self.replica.weights = model_pb2.WeightsIdentity(update=update, version=str(update))
+        self.replica.weights = model_pb2.WeightsIdentity(update=update, version=str(update), encoder_update=update)
 
 
 class EncodeCluster:

@@ -9,6 +9,7 @@ import pytest
 
 from quire.services.scheduler.replicas.encode_worker import EncodeWorker
 from quire.services.scheduler.sessions.encode_session import EncodeTiming
+from quire.shared.errors import InvalidArgument, QuireError, to_proto
 from quire.shared.pb.common.v1 import media_pb2, model_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -182,3 +183,64 @@ async def test_impossible_values_are_refused_by_name(field: str, value: object, 
         await FakeCall(desk.service, encode_hello(**{field: value})).task
     assert not desk.cluster.encoders.workers
     await ended(language)
+
+
+def device_orders(call: FakeCall) -> list[pb.DeviceOrder]:
+    return [message.device_order for message in call.ordered if message.HasField("device_order")]
+
+
+def target(update: int, path: str, encoder_update: int) -> model_pb2.WeightsIdentity:
+    return model_pb2.WeightsIdentity(update=update, version=str(update), path=path, encoder_update=encoder_update)
+
+
+async def answer_orders(call: FakeCall, count: int, error: QuireError | None = None) -> None:
+    """Waits until the worker has had so many orders in all, and answers the last one."""
+    await until(lambda: len(device_orders(call)) == count)
+    done = pb.DeviceOrderDone(order_id=device_orders(call)[-1].order_id)
+    if error is not None:
+        done.error.CopyFrom(to_proto(error))
+    call.tell(pb.AttachRequest(device_order_done=done))
+
+
+async def test_an_update_from_a_folder_is_loaded_when_no_worker_needs_the_rows() -> None:
+    desk = EncodeHarness()
+    language, encoder = await desk.attach()
+    wanted = target(7, "/weights/new", 7)
+    desk.cluster.target_state.weights = wanted
+    encoder.tell(prepared())
+    await until(lambda: bool(orders(language)))
+    assert not device_orders(encoder), "a worker still fetches rows"
+    language.tell(prepared())
+    await answer_orders(encoder, 1)
+    assert device_orders(encoder)[0].stage_weights.weights == wanted
+    assert [m.release_media.identifier for m in encoder.ordered if m.HasField("release_media")] == [NAME]
+    await answer_orders(encoder, 2)
+    assert device_orders(encoder)[1].swap_weights.update == 7
+    await until(lambda: desk.encoder.weights == wanted)
+    await ended(language, encoder)
+
+
+async def test_a_broadcast_leaves_encode_workers_as_they_are() -> None:
+    desk = EncodeHarness()
+    language, encoder = await desk.attach()
+    (replica,) = desk.cluster.replicas.values()
+    desk.cluster.target_state.weights = replica.weights = target(7, "", 0)
+    assert not desk.encoder.is_outdated(desk.cluster.target_state.weights)
+    assert desk.encoder.weights.encoder_update == replica.weights.encoder_update
+    assert not device_orders(encoder)
+    await ended(language, encoder)
+
+
+async def test_weights_that_it_cannot_load_are_tried_once() -> None:
+    desk = EncodeHarness()
+    language, encoder = await desk.attach()
+    encoder.tell(prepared())
+    await until(lambda: bool(orders(language)))
+    language.tell(prepared())
+    desk.cluster.target_state.weights = target(7, "/weights/absent", 7)
+    await answer_orders(encoder, 1, InvalidArgument("model: /weights/absent does not exist"))
+    later = target(8, "/weights/new", 8)
+    desk.cluster.target_state.weights = later
+    await answer_orders(encoder, 2)
+    assert device_orders(encoder)[1].stage_weights.weights == later, "the next update is tried"
+    await ended(language, encoder)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.step.fetched_item import FetchedItem, FetchedRows
 from quire.services.worker.step.plan_violation import PlanViolation
-from quire.shared.errors import InvalidArgument, NotFound, Unavailable
+from quire.shared.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from quire.shared.pb.common.v1 import model_pb2
+from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.services.worker.checkpoints import make
 from tests.services.worker.media.pictures import NUM_ROWS, fetched, identifier_of, make_llava, picture
 from tests.spec_decode.pair import build
@@ -108,3 +112,67 @@ def test_what_has_no_encoder_cannot_be_an_encode_worker(llava: Path, tmp_path: P
         build(None, llava, role="encode", language_model_only=True, **SIZES)
     with pytest.raises(InvalidArgument, match="role: an encode worker is one process"):
         build(None, llava, role="encode", tensor_parallel_size=2, **SIZES)
+
+
+def order_of(folder: str, update: int) -> tuple[pb.DeviceOrder, pb.DeviceOrder]:
+    weights = model_pb2.WeightsIdentity(update=update, version=f"v{update}", path=folder, encoder_update=update)
+    stage = pb.DeviceOrder(stage_weights=pb.StageWeights(weights=weights))
+    return stage, pb.DeviceOrder(swap_weights=pb.SwapWeights(update=update))
+
+
+def execute(replica: Replica, *orders: pb.DeviceOrder) -> None:
+    with torch.inference_mode():
+        for order in orders:
+            replica.execute_order(order)
+
+
+def test_an_update_from_a_folder_replaces_the_encoder(llava: Path, tmp_path: Path) -> None:
+    """vllm#44910, trl#7198, verl#6523: embeddings of the weights before were used after an update."""
+    new = tmp_path / "new"
+    make_llava(new, seed=8)
+    wanted = build(None, new, role="encode", **SIZES)
+    replica = build(None, llava, role="encode", weights_folders=(str(tmp_path),), **SIZES)
+    for one in (wanted, replica):
+        prepared(one, fetched(A))
+    before = replica.media.read(NAME)
+    stage, swap = order_of("new", 7)
+    execute(replica, stage)
+    assert np.array_equal(replica.media.read(NAME), before), "staging changes nothing"
+    execute(replica, swap)
+    assert replica.media.num_items == 0, "rows of the old weights are dropped"
+    prepared(replica, fetched(A))
+    assert np.array_equal(replica.media.read(NAME), wanted.media.read(NAME))
+    weights = replica.end_epoch().weights
+    assert weights is not None
+    assert (weights.update, weights.version, weights.encoder_update) == (7, "v7", 7)
+
+
+def test_a_folder_with_the_text_model_alone_leaves_the_encoder(llava: Path, tmp_path: Path) -> None:
+    make_llava(tmp_path / "text", seed=8)
+    file = tmp_path / "text" / "model.safetensors"
+    text = {name: tensor for name, tensor in load_file(file).items() if "vision" not in name and "multi" not in name}
+    save_file(text, file, {"format": "pt"})
+    replica = build(None, llava, role="encode", weights_folders=(str(tmp_path),), **SIZES)
+    prepared(replica, fetched(A))
+    before = replica.media.read(NAME)
+    execute(replica, *order_of("text", 7))
+    prepared(replica, fetched(A))
+    assert np.array_equal(replica.media.read(NAME), before)
+
+
+def test_an_update_that_does_not_fit_changes_nothing(llava: Path, tmp_path: Path) -> None:
+    make_llava(tmp_path / "other", seed=8)
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    config["vision_config"]["layer_norm_eps"] = 0.5
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    replica = build(None, llava, role="encode", weights_folders=(str(tmp_path),), **SIZES)
+    stage, swap = order_of("other", 7)
+    with pytest.raises(InvalidArgument, match="its vision_config differs from that of the model served"):
+        execute(replica, stage)
+    with pytest.raises(FailedPrecondition, match="no weights are staged as update 7"):
+        execute(replica, swap)
+    with pytest.raises(InvalidArgument, match="absent"):
+        execute(replica, order_of("absent", 8)[0])
+    with pytest.raises(FailedPrecondition, match="cannot be changed or put to sleep"):
+        execute(replica, pb.DeviceOrder(sleep=pb.Sleep(level=1)))
+    assert replica.end_epoch().weights.update == 0
