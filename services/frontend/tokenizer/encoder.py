@@ -29,6 +29,7 @@ from quire.shared.process.priority import lower_priority
 INLINE_CHARACTERS = 1024
 PER_SECTION_COST_CHARACTERS = 64  # cost of each section besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, and 3 MB meanwhile: a tokenizer takes about 100 bytes per character
+USUAL_CHARACTERS_PER_TOKEN = 4  # of ordinary text; only for the size of a piece after which reading may stop
 LONGEST_WORD = 128 * 1024  # characters without a split point, which only the whole vocabulary could split: 20 ms, 13 MB
 PANIC = "PanicException"  # of pyo3, which does not export the class
 
@@ -237,8 +238,16 @@ class Encoder:
         """Encodes a long text piece by piece, in turns with other texts, and stops after more than `stop_after` ids.
         Raises InvalidArgument if it cannot be split within LONGEST_WORD characters."""
         ids = array("i")  # Python's int objects take nine times the memory
+
+        def size() -> int:
+            """Returns the size of the next piece, smaller if the ids that can be used will probably end within it."""
+            if stop_after is None:
+                return self.sizes.piece
+            usable = (stop_after + 1 - len(ids)) * USUAL_CHARACTERS_PER_TOKEN
+            return min(self.sizes.piece, max(usable, self.sizes.inline))
+
         try:
-            for piece in reader.splitter.pieces(text, self.sizes.piece, LONGEST_WORD):
+            for piece in reader.splitter.pieces(text, size, LONGEST_WORD):
                 ids.extend(await self._in_turn(reader, piece, len(text), add_special_tokens=False))
                 if stop_after is not None and len(ids) > stop_after:
                     break
