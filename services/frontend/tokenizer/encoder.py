@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as HfTokenizer
 
+from quire.services.frontend.bounds.bodies.heavy_work import leave_turns
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
@@ -201,7 +202,7 @@ class Encoder:
         for number, section in enumerate(sections):
             at_once += len(section.text) + PER_SECTION_COST_CHARACTERS
             if at_once > self.sizes.inline:  # a conversation may have thousands of short sections
-                await asyncio.sleep(0)
+                await leave_turns()
                 at_once = 0
             ids += await self._section(section, number > 0, None if stop_after is None else stop_after - len(ids))
             if stop_after is not None and len(ids) > stop_after:
