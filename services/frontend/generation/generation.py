@@ -124,8 +124,8 @@ class Generation:
 
     async def begin(self, cached: Seq[CachedTokens], slots: PromptSlots | None = None) -> None:
         """Starts the deadline and submits the prompts, with turns of the event loop for others in between. A restored
-        generation submits its unfinished samples. `cached`: per prompt, tokens cached by scheduler. `slots`: if given, only that
-        many samples start now and further prompts as others end."""
+        generation submits its unfinished samples. `cached`: per prompt, tokens cached by scheduler. `slots`: if given,
+        only that many samples start now and further prompts as others end."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()

@@ -1,7 +1,8 @@
 """Encoding of texts to ids: short ones inline, longer ones in threads without the GIL, long ones in pieces.
 
-Between two pieces, shorter waiting texts come first, so that they do not wait for a long one. There the work also
-stops, when the client has disconnected or the text has more tokens than can be used.
+Between two pieces, shorter waiting texts come first, so that they do not wait for a long one, and the thread waits for
+the event loop, which then has the processor; pieces are smaller while other texts wait. There the work also stops,
+when the client has disconnected or the text has more tokens than can be used.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from quire.shared.process.priority import lower_priority
 INLINE_CHARACTERS = 1024
 PER_SECTION_COST_CHARACTERS = 64  # cost of each section besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, and 3 MB meanwhile: a tokenizer takes about 100 bytes per character
+SHARED_PIECE_CHARACTERS = (
+    4 * 1024
+)  # while texts wait: each piece may delay the loop once on a processor that they share
 USUAL_CHARACTERS_PER_TOKEN = 4  # of ordinary text; only for the size of a piece after which reading may stop
 LONGEST_WORD = 128 * 1024  # characters without a split point, which only the whole vocabulary could split: 20 ms, 13 MB
 PANIC = "PanicException"  # of pyo3, which does not export the class
@@ -37,10 +41,11 @@ PANIC = "PanicException"  # of pyo3, which does not export the class
 
 @dataclass(frozen=True, slots=True)
 class TextSizes:
-    """Maximum numbers of characters of a text that is tokenized inline, and as one piece."""
+    """Maximum numbers of characters of a text that is tokenized inline, as one piece, and as one while others wait."""
 
     inline: int = INLINE_CHARACTERS
     piece: int = PIECE_CHARACTERS
+    shared_piece: int = SHARED_PIECE_CHARACTERS
 
 
 SIZES = TextSizes()
@@ -141,6 +146,11 @@ class Encoder:
         """Tokens before and after any text to which special tokens are added."""
         return self._before, self._after
 
+    @property
+    def _piece_size(self) -> int:
+        """Maximum number of characters that are encoded without a pause: fewer while other texts wait."""
+        return min(self.sizes.piece, self.sizes.shared_piece) if self._turns.has_waiting else self.sizes.piece
+
     def encode_inline(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encodes a short text on the calling thread."""
         return self.text_encoder.ids(text, add_special_tokens)
@@ -150,7 +160,7 @@ class Encoder:
 
         `stop_after`: the ids of a long text may be cut off once there are more than this.
         """
-        if len(text) <= self.sizes.piece or not self.text_encoder.splitter.is_supported:
+        if len(text) <= self._piece_size or not self.text_encoder.splitter.is_supported:
             return await self._whole_text(self.text_encoder, text, add_special_tokens=add_special_tokens)
         ids = await self._in_pieces(self.text_encoder, text, stop_after)
         return self._framed(ids) if add_special_tokens else ids
@@ -216,7 +226,7 @@ class Encoder:
         reader = self._plain if section.plain else self.text_encoder
         has_opener = bool(reader.opener) and follows
         text = reader.opener + section.text if has_opener else section.text
-        if len(text) <= self.sizes.piece or not reader.splitter.is_supported:
+        if len(text) <= self._piece_size or not reader.splitter.is_supported:
             ids = await self._whole_text(reader, text, add_special_tokens=False)
         else:
             ids = await self._in_pieces(reader, text, stop_after)
@@ -243,9 +253,9 @@ class Encoder:
         def size() -> int:
             """Returns the size of the next piece, smaller if the ids that can be used will probably end within it."""
             if stop_after is None:
-                return self.sizes.piece
+                return self._piece_size
             usable = (stop_after + 1 - len(ids)) * USUAL_CHARACTERS_PER_TOKEN
-            return min(self.sizes.piece, max(usable, self.sizes.inline))
+            return min(self._piece_size, max(usable, self.sizes.inline))
 
         try:
             for piece in reader.splitter.pieces(text, size, LONGEST_WORD):

@@ -170,6 +170,20 @@ async def test_little_more_is_encoded_than_fits_in_the_context(text: str, stop_a
     assert sum(map(len, noted.read)) <= 2 * max(num_needed, encoder.USUAL_CHARACTERS_PER_TOKEN * stop_after)
 
 
+async def test_pieces_are_smaller_while_other_texts_wait() -> None:
+    noted = NotedTokenizer()
+    shared = Encoder(noted, 1)
+    texts = [f"hello {number} world " * 2_000 for number in range(6)]
+    noted.read.clear()
+    together = await asyncio.gather(*(shared.encode(text, add_special_tokens=False) for text in texts))
+    lengths = [*map(len, noted.read)]  # only the first text, and what remains of the last one, may be read alone
+    assert together == [noted.encode(text).ids for text in texts]
+    assert sum(length > encoder.SHARED_PIECE_CHARACTERS + 20 for length in lengths) <= 2
+    noted.read.clear()
+    assert await shared.encode(texts[0], add_special_tokens=False) == together[0]
+    assert len(noted.read) == 1, "a text alone is not cut"
+
+
 async def test_too_long_words_are_refused_by_length() -> None:
     with pytest.raises(InvalidArgument, match=f"more than {encoder.LONGEST_WORD} characters in a row") as refused:
         await Encoder(byte_level_tokenizer(), 1).encode("a" * 300_000, add_special_tokens=False)
