@@ -9,7 +9,7 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from quire import bundled
@@ -30,6 +30,9 @@ class Holds:
     longest_turns: float = 0.0  # of NUM_TURNS consecutive turns of the loop: what a first token waits for others
     _turns: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_TURNS))
 
+    def add_callback(self, seconds: float) -> None:
+        self.longest = max(self.longest, seconds)
+
     def add_turn(self, seconds: float) -> None:
         self._turns.append(seconds)
         self.longest_turns = max(self.longest_turns, sum(self._turns))
@@ -47,27 +50,31 @@ class HeldConnections:
 
 
 @contextlib.contextmanager
+def _timed(owner: type, name: str, note: Callable[[float], None]) -> Iterator[None]:
+    """Reports the processor time of each call of a method to `note`, in seconds of the calling thread."""
+    method = getattr(owner, name)
+
+    def timed(self: object) -> None:
+        began_s = time.thread_time()
+        method(self)
+        note(time.thread_time() - began_s)
+
+    setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        setattr(owner, name, method)
+
+
+@contextlib.contextmanager
 def watched() -> Iterator[Holds]:
     """Times every callback and every turn of asyncio's loop in this thread."""
-    holds, run, run_once = Holds(), asyncio.Handle._run, asyncio.BaseEventLoop._run_once  # type: ignore[attr-defined]
-
-    def timed(handle: asyncio.Handle) -> None:
-        began_s = time.thread_time()
-        run(handle)
-        holds.longest = max(holds.longest, time.thread_time() - began_s)
-
-    def timed_turn(loop: asyncio.BaseEventLoop) -> None:
-        began_s = time.thread_time()
-        run_once(loop)
-        holds.add_turn(time.thread_time() - began_s)
-
-    asyncio.Handle._run = timed  # type: ignore[attr-defined]
-    asyncio.BaseEventLoop._run_once = timed_turn  # type: ignore[attr-defined]
-    try:
+    holds = Holds()
+    with (
+        _timed(asyncio.Handle, "_run", holds.add_callback),
+        _timed(asyncio.BaseEventLoop, "_run_once", holds.add_turn),
+    ):
         yield holds
-    finally:
-        asyncio.Handle._run = run  # type: ignore[attr-defined]
-        asyncio.BaseEventLoop._run_once = run_once  # type: ignore[attr-defined]
 
 
 @contextlib.asynccontextmanager

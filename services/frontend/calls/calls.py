@@ -100,7 +100,7 @@ class Call:
 
     @property
     def client(self) -> str:
-        """Whose calls take turns with those of others: the tenant, or the address of a client without one."""
+        """Name under which calls take turns with those of others: the tenant, or the address of a client without one."""
         return self.lease.tenant or self.address
 
     def __enter__(self) -> Call:
