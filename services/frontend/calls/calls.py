@@ -100,7 +100,7 @@ class Call:
 
     @property
     def client(self) -> str:
-        """Name under which calls take turns with those of others: the tenant, or the address of a client without one."""
+        """Name under which the call takes turns with others: the tenant, or the address of a client without one."""
         return self.lease.tenant or self.address
 
     def __enter__(self) -> Call:
