@@ -72,7 +72,7 @@ async def test_a_request_of_another_client_does_not_wait_for_a_burst(num_before:
         order.append(client)
 
     burst = [asyncio.create_task(come("burst")) for _ in range(num_before + 1)]
-    await asyncio.sleep(0)  # the first one has its turn, the others wait
+    await loop_turns()  # the first one has its turn, the others wait
     others = [asyncio.create_task(come(client)) for client in ("one", "two")]
     for _ in range(8):
         await loop_turns()
@@ -111,7 +111,7 @@ async def test_refusals_of_one_client_do_not_hold_back_another() -> None:
 async def test_a_client_whose_waiters_were_all_cancelled_is_forgotten() -> None:
     queue = PreparationQueue()
     _, *gone, kept = [asyncio.create_task(queue.wait_turn(client)) for client in ("x", "gone", "gone", "gone", "kept")]
-    await asyncio.sleep(0)
+    await loop_turns()
     for task in gone:
         task.cancel()
     await loop_turns(3)
