@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ def with_items(key: int, letters: str, size: int = 4, **fields: object) -> Seque
 
 
 def seeing(core: NewCore, **fields: object) -> Core:
-    return core(encoder_capacity=CAPACITY, num_blocks=100, max_num_batched_tokens=256, max_model_len=128, **fields)
+    given = {"num_blocks": 100, **fields}
+    return core(encoder_capacity=CAPACITY, max_num_batched_tokens=256, max_model_len=128, **given)
 
 
 def orders(core: Core) -> str:
@@ -361,7 +363,9 @@ def run_with_rows(core: Core, worker: EncodingWorker) -> None:
     if plan is None:
         return
     for admission in plan.admitted:
-        assert all(item.identifier in worker.rows for item in admission.sequence.media)
+        computed = min(admission.num_cached_tokens, admission.sequence.num_tokens - 1)
+        needed = [item for item in admission.sequence.media if item.end > computed]
+        assert all(item.identifier in worker.rows for item in needed)
     count = len(core.steps_in_flight[0].keys)
     core.apply(StepResult(plan.step_id, np.full(count, 7, dtype=np.int32)), now=0)
 
@@ -479,3 +483,67 @@ def test_a_kept_item_takes_no_time(core: NewCore) -> None:
     c.take_events()
     c.add(with_items(2, "a", queued_at=5.0))
     assert started_times(c, 6.0) == {2: (1.0, 0.0)}
+
+
+def with_cached_prefix(core: NewCore, num_blocks: int) -> Core:
+    """A core whose prefix cache has the prompt of with_items(1, "ab"), and that keeps rows of other items only."""
+    c = seeing(core, block_size=2, num_blocks=num_blocks, enable_prefix_caching=True)
+    for key, letters in ((1, "ab"), (2, "cd")):
+        c.add(with_items(key, letters, block_size=2, max_tokens=1))
+        encoded(c, letters)
+        assert run(c) == [key]
+    assert orders(c) == "abAcBd"
+    return c
+
+
+def test_items_in_the_prefix_cache_are_not_encoded_again(core: NewCore) -> None:
+    c = with_cached_prefix(core, num_blocks=100)
+    c.add(with_items(1, "ab", block_size=2, max_tokens=1))
+    assert orders(c) == ""
+    assert run(c) == [1]
+    c.encoder_outputs.check_invariant()
+
+
+def test_items_whose_blocks_are_evicted_before_admission_are_encoded_then(core: NewCore) -> None:
+    c = with_cached_prefix(core, num_blocks=13)
+    c.add(make_sequence(3, [*range(50, 70)], block_size=2, max_tokens=1))
+    c.add(with_items(1, "ab", block_size=2, max_tokens=1))
+    assert orders(c) == ""
+    assert run(c) == [3]
+    assert run(c) == []
+    assert orders(c) in {"abCD", "CDab", "CaDb", "CabD"}
+    encoded(c, "ab")
+    assert run(c) == [1]
+    c.encoder_outputs.check_invariant()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_sequence_runs_without_rows_whichever_blocks_are_cached(core: NewCore, seed: int) -> None:
+    """Prompts recur in a small cache, so that blocks are evicted while sequences wait."""
+    chance, worker, ended = random.Random(seed), EncodingWorker(random.Random(seed)), 0
+    c = seeing(core, enable_prefix_caching=True, block_size=2, num_blocks=24, max_num_seqs=3)
+    for key in range(1, 400):
+        match chance.randrange(7):
+            case 0 | 1:
+                first, letters = chance.choice([(1, "ab"), (1, "a"), (2, "ac"), (3, "d")])
+                c.add(prompt_of(key, first, letters, max_tokens=chance.randrange(1, 6)))
+            case 2:
+                worker.answer(c)
+            case 3 | 4:
+                worker.encode()
+            case 5 if chance.random() < 0.1:
+                c.reset_prefix_cache(preempt_running=True)
+                worker.change_weights()
+            case _:
+                run_with_rows(c, worker)
+        worker.receive(c)
+        ended += len(c.take_events().finished)
+        c.encoder_outputs.check_invariant()
+    assert ended > 20
+
+
+def prompt_of(key: int, first: int, letters: str, **fields: object) -> Sequence:
+    """A sequence whose prompt is that of with_items(first, letters), with hashes that tell items apart."""
+    made = with_items(first, letters, block_size=2, **fields)
+    hashes = block_hash.chain_with_media(made.root_hash, bytes(made.tokens), 2, made.media)
+    return replace(made, key=key, sequence_id=key, block_hashes=hashes)
