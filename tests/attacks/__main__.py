@@ -20,7 +20,7 @@ from tests.attacks.measure import HEADER, Outcome, measure
 from tests.attacks.table import ATTACKS
 
 HOLDS_HEADER = """\
-| attack | answers | MB sent | the loop was held for at most, ms of its thread | memory, MB |
+| attack | answers | MB sent | the loop was held for at most, ms of its thread: by one piece, ten turns | memory, MB |
 |---|---|---|---|---|"""
 
 
@@ -77,7 +77,8 @@ async def print_holds(names: list[str]) -> None:
             held = await holds.hold(name, where)
             statuses = ", ".join(f"{count} x {status}" for status, count in sorted(held.statuses.items()))
             sent, most = held.num_bytes / 1e6, held.growth.most / 1e6
-            print(f"| {name} | {statuses} | {sent:.1f} | {held.longest_s * 1e3:.0f} | {most:.0f} |", flush=True)
+            times = f"{held.longest_s * 1e3:.0f}, {held.longest_turns_s * 1e3:.0f}"
+            print(f"| {name} | {statuses} | {sent:.1f} | {times} | {most:.0f} |", flush=True)
 
 
 def main() -> None:

@@ -17,6 +17,11 @@ class SmallestFirstLimiter:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether tasks wait for a slot."""
+        return bool(self._waiting)
+
     @asynccontextmanager
     async def slot(self, work: int) -> AsyncIterator[None]:
         """Waits for a slot. `work`: cost of the task in any unit, for the order."""

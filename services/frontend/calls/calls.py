@@ -92,11 +92,16 @@ class Call:
         """Acquires one sample, then waits for its turn to be prepared: refused calls are answered before admitted ones
         are processed. Raises ResourceExhausted, Unavailable."""
         self.lease.acquire(1, 0)
-        await self._calls.preparation_queue.wait_turn()
+        await self.wait_turn()
 
     async def wait_turn(self) -> None:
-        """Waits for another turn, after the call waited for something else."""
-        await self._calls.preparation_queue.wait_turn()
+        """Waits for the next turn of its client, also after the call waited for something else."""
+        await self._calls.preparation_queue.wait_turn(self.client)
+
+    @property
+    def client(self) -> str:
+        """Name under which the call takes turns with others: the tenant, or the address of a client without one."""
+        return self.lease.tenant or self.address
 
     def __enter__(self) -> Call:
         return self
@@ -185,10 +190,11 @@ class Calls:
             total_ms=_total_ms(call),
         )
 
-    def log_refusal(self, route: str, status: str, call: Call | None = None) -> None:
+    def log_refusal(self, route: str, status: str, call: Call | None = None, tenant: str = "") -> None:
         """Logs a call for which nothing was computed, at most REFUSALS_A_SECOND one by one and the others as counts,
-        and lets further refusals go first. `call`: None if it was refused before it started."""
-        self.preparation_queue.note_refusal()
+        and lets further refusals of its client go first. `call`: None if it was refused before it started; `tenant`:
+        then the tenant, if known."""
+        self.preparation_queue.note_refusal(tenant or None if call is None else call.client)
         if self._refusal_timer is None:
             self._refusal_timer = asyncio.get_running_loop().call_later(self._interval_s, self._log_refusal_counts)
         self._num_refusals += 1

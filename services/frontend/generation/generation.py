@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence as Seq
 
+from quire.services.frontend.bounds.bodies.heavy_work import leave_turns
 from quire.services.frontend.calls.measurements import LatencyBreakdown, Times, Usage
 from quire.services.frontend.generation import generation_metrics
 from quire.services.frontend.generation.ports import PromptSlots, Submitter
@@ -27,7 +28,7 @@ from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
-TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
+TOKENS_IN_A_TURN = 8_192  # submitted before the event loop is left to others; hashing and submitting them takes 1 ms
 PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample in addition to its prompt, in tokens
 CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
@@ -122,9 +123,9 @@ class Generation:
         return self.take_pending()
 
     async def begin(self, cached: Seq[CachedTokens], slots: PromptSlots | None = None) -> None:
-        """Starts the deadline and submits the prompts, yielding to the event loop in between. A restored generation
-        submits its unfinished samples. `cached`: per prompt, tokens cached by scheduler. `slots`: if given, only that
-        many samples start now and further prompts as others end."""
+        """Starts the deadline and submits the prompts, with turns of the event loop for others in between. A restored
+        generation submits its unfinished samples. `cached`: per prompt, tokens cached by scheduler. `slots`: if given,
+        only that many samples start now and further prompts as others end."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
@@ -140,7 +141,7 @@ class Generation:
             num_tokens += self.prepared[prompt].prompt_request.num_prompt_tokens + PER_SAMPLE_COST_TOKENS * n
             if num_tokens > TOKENS_IN_A_TURN:
                 num_tokens = 0
-                await asyncio.sleep(0)
+                await leave_turns()
 
     def _submit(self, prompt: int) -> None:
         """Submits all samples of the prompt with this index."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
+from quire.services.frontend.bounds.bodies.heavy_work import leave_turns
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.scheduler_client.sequence import PromptHashes, PromptRequest
 from quire.shared.columns import i32
@@ -14,7 +14,7 @@ from quire.shared.models import adapter_ids
 from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import media_pb2, sampling_pb2
 
-PROMPTS_PER_YIELD = 32  # yields to the event loop every 1 to 2 ms
+PROMPTS_PER_YIELD = 16  # leaves the event loop to others after about 1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,6 @@ class PromptRequestBuilder:
 
 
 async def yield_periodically(number: int) -> None:
-    """Yields to the event loop before every PROMPTS_PER_YIELD-th prompt of a request."""
+    """Leaves the event loop to other tasks before every PROMPTS_PER_YIELD-th prompt of a request."""
     if number % PROMPTS_PER_YIELD == PROMPTS_PER_YIELD - 1:
-        await asyncio.sleep(0)
+        await leave_turns()

@@ -8,9 +8,11 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import Protocol
 
+from quire.services.frontend.bounds.bodies.heavy_work import leave_turns
 from quire.services.frontend.scheduler_client import submission, token_batch
 from quire.services.frontend.scheduler_client.outbox import Outbox
 from quire.services.frontend.scheduler_client.sequence import Sequence
+from quire.services.frontend.scheduler_client.token_batch import DeliveryOutcome
 from quire.shared.columns import u32_bytes
 from quire.shared.errors import Internal, QuireError, Unavailable
 from quire.shared.kv.block_hash import TOKEN_BYTES
@@ -72,7 +74,9 @@ class Session:
         async for message in self._link.messages():
             match message.WhichOneof("message"):
                 case "tokens":
-                    self._on_tokens(message.tokens)
+                    has_prompts = message.tokens.HasField("prompt_logprobs")
+                    prompts = await self._deliver_prompts(message.tokens.prompt_logprobs) if has_prompts else None
+                    self._on_tokens(message.tokens, prompts)
                 case "cluster":
                     self._on_view(message.cluster)
         raise Unavailable(f"scheduler {self.scheduler_id} closed the session")
@@ -86,15 +90,22 @@ class Session:
         self.num_tokens_since_view = 0
         self._owner.on_view(self)
 
-    def _on_tokens(self, batch: pb.TokenBatch) -> None:
+    async def _deliver_prompts(self, batch: pb.PromptLogprobBatch) -> DeliveryOutcome:
+        """Delivers the log-probabilities of prompts, with turns of the event loop for others between portions."""
+        delivery = DeliveryOutcome()
+        for _ in token_batch.prompt_portions(batch, self.live, delivery):
+            await leave_turns()
+        return delivery
+
+    def _on_tokens(self, batch: pb.TokenBatch, prompts: DeliveryOutcome | None = None) -> None:
         """Delivers a step's output; then cancels sequences that need no more or whose sink failed, and reports refused
-        and resumed ones to the owner."""
+        and resumed ones to the owner. `prompts`: outcome of _deliver_prompts()."""
         self.last_tokens_s = self._loop.time()
         if self._tokens_since_view:
             for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
                 self._forget_backlog(sequence_id)
         began_s = perf_counter()
-        delivery = token_batch.deliver(batch, self.live, self.last_tokens_s)
+        delivery = token_batch.deliver(batch, self.live, self.last_tokens_s, prompts)
         took_s = perf_counter() - began_s
         self._send_cancellation(delivery.stopped, finish_pb2.FINISH_REASON_STOP)
         self._send_cancellation(delivery.broken, finish_pb2.FINISH_REASON_CANCELLED)

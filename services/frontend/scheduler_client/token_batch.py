@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 from quire.services.frontend.scheduler_client.sequence import Sequence, SequenceEnd
-from quire.shared.columns import NUMBER_BYTES, f32, i32, u32
+from quire.shared.columns import F32, I32, NUMBER_BYTES, U32, f32, i32, u32
 from quire.shared.errors import DeadlineExceeded, Internal, QuireError, from_proto
 from quire.shared.logs import logger
 from quire.shared.pb.common.v1 import finish_pb2
@@ -17,6 +20,7 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 log = logger("scheduler_client")
 
 INITIAL_WEIGHT_VERSION = "0"  # before the first weights update
+ENTRIES_IN_A_TURN = 4096  # candidates of prompt positions that are unpacked in a millisecond
 NO_LOGPROBS: list[TokenLogprobs] = []
 
 
@@ -37,18 +41,22 @@ class DeliveryOutcome:
         live.pop(sequence.id, None)
 
 
-def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> DeliveryOutcome:
+def deliver(
+    batch: pb.TokenBatch, live: dict[int, Sequence], now: float, prompts: DeliveryOutcome | None = None
+) -> DeliveryOutcome:
     """Delivers a step's starts, tokens, log-probabilities, vectors and ends to the sinks, and removes ended sequences
-    from `live`. Returns the sequences that need further action; ids that are not in `live` are skipped."""
-    delivery = DeliveryOutcome()
+    from `live`. Returns the sequences that need further action; ids that are not in `live` are skipped. `prompts`:
+    outcome of the prompts' log-probabilities, if prompt_portions() has delivered them before."""
+    delivery = prompts or DeliveryOutcome()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
             try:
                 sequence.start(started.num_cached_tokens, started.queue_us, started.encode_us)
             except Exception:
                 delivery.mark_broken(sequence, live)
-    if batch.HasField("prompt_logprobs"):
-        _deliver_prompts(batch.prompt_logprobs, live, delivery)
+    if prompts is None and batch.HasField("prompt_logprobs"):
+        for _ in prompt_portions(batch.prompt_logprobs, live, delivery):
+            pass
     if batch.HasField("pooled"):
         _deliver_vectors(batch.pooled, live, delivery)
     ends = {finished.sequence_id: _end(finished) for finished in batch.finished}
@@ -145,20 +153,53 @@ def _error(finished: pb.FinishedSequence) -> QuireError | None:
     )
 
 
-def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
+def prompt_portions(
+    batch: pb.PromptLogprobBatch, live: dict[int, Sequence], delivery: DeliveryOutcome
+) -> Iterator[None]:
     """Delivers log-probabilities of prompt positions and counts them per sequence, so that a resubmission does not ask
-    for them again."""
-    positions = _positions(batch, u32(batch.entry_counts).tolist())
-    for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.position_counts).tolist(), strict=True):
-        new = list(islice(positions, count))
-        sequence = live.get(sequence_id)
-        if sequence is None:
-            continue
-        sequence.num_prompt_logprobs += count
-        try:
-            sequence.sink.on_prompt_logprobs(new)
-        except Exception:
-            delivery.mark_broken(sequence, live)
+    for them again. Yields after each portion of at least ENTRIES_IN_A_TURN candidates, if more follow."""
+    candidates = u32(batch.entry_counts)
+    ends = np.concatenate(([0], np.cumsum(candidates, dtype=np.int64)))  # of the candidates, by position
+    columns = (i32(batch.token_ids), f32(batch.logprobs), u32(batch.ranks))
+    if not len(columns[0]) == len(columns[1]) == ends[-1] or len(columns[2]) != len(candidates):
+        raise ValueError("the columns of prompt log-probabilities differ in length")
+    counts = u32(batch.position_counts).tolist()
+    if sum(counts) != len(candidates):
+        raise ValueError(f"position_counts add up to {sum(counts)} for {len(candidates)} positions")
+    at = num_entries = 0
+    for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), counts, strict=True):
+        last = at + count
+        while at < last:
+            portion = min(last, int(np.searchsorted(ends, ends[at] + ENTRIES_IN_A_TURN, "left")))
+            if num_entries >= ENTRIES_IN_A_TURN:
+                yield
+                num_entries = 0
+            _deliver_prompt(sequence_id, _entries(columns, candidates, ends, at, portion), live, delivery)
+            num_entries += int(ends[portion] - ends[at])
+            at = portion
+
+
+def _deliver_prompt(
+    sequence_id: int, new: list[TokenLogprobs], live: dict[int, Sequence], delivery: DeliveryOutcome
+) -> None:
+    """Delivers log-probabilities of consecutive positions of one prompt, unless it was cancelled."""
+    sequence = live.get(sequence_id)
+    if sequence is None:
+        return
+    sequence.num_prompt_logprobs += len(new)
+    try:
+        sequence.sink.on_prompt_logprobs(new)
+    except Exception:
+        delivery.mark_broken(sequence, live)
+
+
+def _entries(columns: tuple[I32, F32, U32], candidates: U32, ends: Any, begin: int, end: int) -> list[TokenLogprobs]:
+    """Returns the log-probabilities of the positions [begin, end). `ends`: end of each position's candidates, from
+    index 1 on."""
+    token_ids, logprobs, ranks = columns
+    entries = slice(ends[begin], ends[end])
+    pairs = zip(token_ids[entries].tolist(), logprobs[entries].tolist(), strict=True)
+    return list(_joined(pairs, candidates[begin:end].tolist(), ranks[begin:end].tolist()))
 
 
 def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
@@ -186,9 +227,14 @@ def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int,
     return {sequence_id: list(islice(positions, len(tokens[sequence_id]))) for sequence_id in ids}
 
 
-def _positions(batch: pb.LogprobBatch | pb.PromptLogprobBatch, counts: Iterable[int]) -> Iterator[TokenLogprobs]:
+def _positions(batch: pb.LogprobBatch, counts: Iterable[int]) -> Iterator[TokenLogprobs]:
     """Yields one entry per position; `counts`: candidates per position, the sampled token first."""
-    entries = zip(i32(batch.token_ids).tolist(), f32(batch.logprobs).tolist(), strict=True)
-    for count, rank in zip(counts, u32(batch.ranks).tolist(), strict=True):
-        sampled, *others = islice(entries, count)
+    pairs = zip(i32(batch.token_ids).tolist(), f32(batch.logprobs).tolist(), strict=True)
+    return _joined(pairs, counts, u32(batch.ranks).tolist())
+
+
+def _joined(pairs: Iterator[tuple[int, float]], counts: Iterable[int], ranks: Iterable[int]) -> Iterator[TokenLogprobs]:
+    """Yields one entry per position from the pairs of token and log-probability of all candidates."""
+    for count, rank in zip(counts, ranks, strict=True):
+        sampled, *others = islice(pairs, count)
         yield TokenLogprobs(*sampled, rank, others)

@@ -1,7 +1,8 @@
 """Encoding of texts to ids: short ones inline, longer ones in threads without the GIL, long ones in pieces.
 
-Between two pieces, shorter waiting texts come first, so that they do not wait for a long one. There the work also
-stops, when the client has disconnected or the text has more tokens than can be used.
+Between two pieces, shorter waiting texts come first, so that they do not wait for a long one, and the thread waits for
+the event loop, which then has the processor; pieces are smaller while other texts wait. There the work also stops,
+when the client has disconnected or the text has more tokens than can be used.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as HfTokenizer
 
+from quire.services.frontend.bounds.bodies.heavy_work import leave_turns
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.plain_tokenizer import plain_tokenizer
@@ -29,16 +31,21 @@ from quire.shared.process.priority import lower_priority
 INLINE_CHARACTERS = 1024
 PER_SECTION_COST_CHARACTERS = 64  # cost of each section besides its text
 PIECE_CHARACTERS = 32 * 1024  # 5 ms, and 3 MB meanwhile: a tokenizer takes about 100 bytes per character
+SHARED_PIECE_CHARACTERS = (
+    4 * 1024
+)  # while texts wait: each piece may delay the loop once on a processor that they share
+USUAL_CHARACTERS_PER_TOKEN = 4  # of ordinary text; only for the size of a piece after which reading may stop
 LONGEST_WORD = 128 * 1024  # characters without a split point, which only the whole vocabulary could split: 20 ms, 13 MB
 PANIC = "PanicException"  # of pyo3, which does not export the class
 
 
 @dataclass(frozen=True, slots=True)
 class TextSizes:
-    """Maximum numbers of characters of a text that is tokenized inline, and as one piece."""
+    """Maximum numbers of characters of a text that is tokenized inline, as one piece, and as one while others wait."""
 
     inline: int = INLINE_CHARACTERS
     piece: int = PIECE_CHARACTERS
+    shared_piece: int = SHARED_PIECE_CHARACTERS
 
 
 SIZES = TextSizes()
@@ -139,6 +146,11 @@ class Encoder:
         """Tokens before and after any text to which special tokens are added."""
         return self._before, self._after
 
+    @property
+    def _piece_size(self) -> int:
+        """Maximum number of characters that are encoded without a pause: fewer while other texts wait."""
+        return min(self.sizes.piece, self.sizes.shared_piece) if self._turns.has_waiting else self.sizes.piece
+
     def encode_inline(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Encodes a short text on the calling thread."""
         return self.text_encoder.ids(text, add_special_tokens)
@@ -148,7 +160,7 @@ class Encoder:
 
         `stop_after`: the ids of a long text may be cut off once there are more than this.
         """
-        if len(text) <= self.sizes.piece or not self.text_encoder.splitter.is_supported:
+        if len(text) <= self._piece_size or not self.text_encoder.splitter.is_supported:
             return await self._whole_text(self.text_encoder, text, add_special_tokens=add_special_tokens)
         ids = await self._in_pieces(self.text_encoder, text, stop_after)
         return self._framed(ids) if add_special_tokens else ids
@@ -200,7 +212,7 @@ class Encoder:
         for number, section in enumerate(sections):
             at_once += len(section.text) + PER_SECTION_COST_CHARACTERS
             if at_once > self.sizes.inline:  # a conversation may have thousands of short sections
-                await asyncio.sleep(0)
+                await leave_turns()
                 at_once = 0
             ids += await self._section(section, number > 0, None if stop_after is None else stop_after - len(ids))
             if stop_after is not None and len(ids) > stop_after:
@@ -214,7 +226,7 @@ class Encoder:
         reader = self._plain if section.plain else self.text_encoder
         has_opener = bool(reader.opener) and follows
         text = reader.opener + section.text if has_opener else section.text
-        if len(text) <= self.sizes.piece or not reader.splitter.is_supported:
+        if len(text) <= self._piece_size or not reader.splitter.is_supported:
             ids = await self._whole_text(reader, text, add_special_tokens=False)
         else:
             ids = await self._in_pieces(reader, text, stop_after)
@@ -237,8 +249,16 @@ class Encoder:
         """Encodes a long text piece by piece, in turns with other texts, and stops after more than `stop_after` ids.
         Raises InvalidArgument if it cannot be split within LONGEST_WORD characters."""
         ids = array("i")  # Python's int objects take nine times the memory
+
+        def size() -> int:
+            """Returns the size of the next piece, smaller if the ids that can be used will probably end within it."""
+            if stop_after is None:
+                return self._piece_size
+            usable = (stop_after + 1 - len(ids)) * USUAL_CHARACTERS_PER_TOKEN
+            return min(self._piece_size, max(usable, self.sizes.inline))
+
         try:
-            for piece in reader.splitter.pieces(text, self.sizes.piece, LONGEST_WORD):
+            for piece in reader.splitter.pieces(text, size, LONGEST_WORD):
                 ids.extend(await self._in_turn(reader, piece, len(text), add_special_tokens=False))
                 if stop_after is not None and len(ids) > stop_after:
                     break

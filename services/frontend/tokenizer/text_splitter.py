@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
@@ -50,16 +50,15 @@ class TextSplitter:
         self.is_supported = _splits_words(document) and not any(_reaches_out(token) for token in added)
         self._spanning = [token["content"] for token in added if CUT.search(token["content"])]
 
-    def pieces(self, text: str, size: int, longest: int) -> Iterator[str]:
-        """Yields pieces of `size` characters (at least 1) or a few more; raises ValueError where `longest` characters
-        cannot be split."""
+    def pieces(self, text: str, size: int | Callable[[], int], longest: int) -> Iterator[str]:
+        """Yields pieces of `size` characters (at least 1) or a few more; a function is asked before each. Raises
+        ValueError where `longest` characters cannot be split."""
         start = 0
-        while len(text) - start > size:
-            end = self._cut_from(text, start + size, start + longest)
+        while start < len(text):
+            end = start + (size if isinstance(size, int) else size())
+            end = len(text) if end >= len(text) else self._cut_from(text, end, start + longest)
             yield text[start:end]
             start = end
-        if start < len(text):
-            yield text[start:]
 
     def _cut_from(self, text: str, position: int, bound: int) -> int:
         """Returns the first position from `position` to `bound` at which no token spans the cut, or the text's

@@ -245,7 +245,7 @@ def leaked(frontend: Running) -> dict[str, Any]:
         "waiting": len(client.pending) + client.pending.num_sequences,
         "refused": len(client.retrying) + client.retrying.num_sequences,
         "writing": pace.num_writing + len(pace.waiting),
-        "turns": len(parts.ingress.calls.preparation_queue.waiting),
+        "turns": parts.ingress.calls.preparation_queue.num_waiting,
     }
     return {kind: number for kind, number in held.items() if number}
 

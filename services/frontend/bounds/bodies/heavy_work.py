@@ -13,6 +13,7 @@ LIGHT_BYTES = 1 << 14  # parsed and checked in 0.5 ms
 HEAVY_BYTES = 1 << 16  # in 2 ms or more
 # A first token needs about ten loop iterations within 10 ms; after one delay it should complete before the next piece.
 REST_FACTOR = 3
+TURNS_OF_OTHERS = 10  # 20 µs each while the loop has nothing else to do
 LONGEST_PAUSE_S = 0.1
 
 
@@ -43,4 +44,11 @@ class HeavyWorkLimiter:
 async def in_steps(steps: Iterator[None]) -> None:
     """Runs an iterator, yielding to the event loop after each step."""
     for _ in steps:
+        await asyncio.sleep(0)
+
+
+async def leave_turns() -> None:
+    """Leaves the event loop to other tasks for as many iterations as a first token needs: between two portions of one
+    call's work a single iteration would let every step of another call wait for a portion."""
+    for _ in range(TURNS_OF_OTHERS):
         await asyncio.sleep(0)

@@ -50,7 +50,7 @@ class AdmissionMiddleware:
         except QuireError as error:
             refusal = self._serialized(path, error)
             self._metrics.http_requests.labels(metric_path, "POST", f"{refusal.status // 100}xx").inc()
-            self._calls.log_refusal(f"POST {metric_path}", str(refusal.status))
+            self._calls.log_refusal(f"POST {metric_path}", str(refusal.status), None, tenant)
             limits = rate_limit_headers(self._admission.rate_limits(tenant))
             return refusal.with_headers([*request_id_headers(client_request_id(headers)), *limits])
         self._note_arrival()

@@ -13,6 +13,7 @@ from quire.services.frontend.bounds.bodies.content_coding import FIELD, ContentD
 from quire.services.frontend.http.headers import DECODED, values_of
 from quire.services.frontend.http.middleware.guards import drain_body
 from quire.shared.errors import QuireError, ResourceExhausted
+from quire.shared.process.priority import lower_priority
 
 FIELD_BYTES = FIELD.encode()
 ENCODED_HEADERS = (FIELD_BYTES, b"content-length")  # they describe the encoded body
@@ -53,8 +54,9 @@ class BodyDecoders:
     encoded bytes of many calls could otherwise fill the memory."""
 
     def __init__(self, max_held: int = MAX_HELD) -> None:
-        """Starts the thread lazily. `max_held`: limit in bytes over all calls."""
-        self._thread = ThreadPoolExecutor(1, "decode-bodies")
+        """Starts the thread lazily, at a lower priority than the event loop. `max_held`: limit in bytes over all
+        calls."""
+        self._thread = ThreadPoolExecutor(1, "decode-bodies", lower_priority)
         self._max_held = max_held
         self.num_held = 0
 

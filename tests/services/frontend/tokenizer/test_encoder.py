@@ -20,7 +20,7 @@ from quire.services.frontend.tokenizer.encoder import Encoder, TextSizes, Tokeni
 from quire.services.frontend.tokenizer.text_splitter import TextSplitter
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer as Tokenizers
 from quire.shared.errors import InvalidArgument
-from tests.priorities import behind
+from tests.priorities import behind, thread_priorities
 from tests.services.frontend.tiny_folder import CORPUS, SPECIALS, byte_level_tokenizer, metaspace_tokenizer
 from tests.waiting import loop_turns
 
@@ -158,6 +158,32 @@ async def test_a_text_is_read_only_as_far_as_it_can_be_used() -> None:
     assert len(noted.read) == 1
 
 
+@pytest.mark.parametrize("stop_after", [500, 4096])
+@pytest.mark.parametrize("text", ["hello world " * 5_000, "x1 " * 20_000, "word, 5! " * 100_000])
+async def test_little_more_is_encoded_than_fits_in_the_context(text: str, stop_after: int) -> None:
+    noted = NotedTokenizer()
+    pieces = Encoder(noted, 1)
+    noted.read.clear()
+    ids = await pieces.encode(text, add_special_tokens=False, stop_after=stop_after)
+    assert ids == noted.encode(text).ids[: len(ids)], "pieces of any size give the ids of the whole"
+    num_needed = len(noted.decode(ids[: stop_after + 1])) if len(ids) > stop_after else len(text)
+    assert sum(map(len, noted.read)) <= 2 * max(num_needed, encoder.USUAL_CHARACTERS_PER_TOKEN * stop_after)
+
+
+async def test_pieces_are_smaller_while_other_texts_wait() -> None:
+    noted = NotedTokenizer()
+    shared = Encoder(noted, 1)
+    texts = [f"hello {number} world " * 2_000 for number in range(6)]
+    noted.read.clear()
+    together = await asyncio.gather(*(shared.encode(text, add_special_tokens=False) for text in texts))
+    lengths = [*map(len, noted.read)]  # only the first text, and what remains of the last one, may be read alone
+    assert together == [noted.encode(text).ids for text in texts]
+    assert sum(length > encoder.SHARED_PIECE_CHARACTERS + 20 for length in lengths) <= 2
+    noted.read.clear()
+    assert await shared.encode(texts[0], add_special_tokens=False) == together[0]
+    assert len(noted.read) == 1, "a text alone is not cut"
+
+
 async def test_too_long_words_are_refused_by_length() -> None:
     with pytest.raises(InvalidArgument, match=f"more than {encoder.LONGEST_WORD} characters in a row") as refused:
         await Encoder(byte_level_tokenizer(), 1).encode("a" * 300_000, add_special_tokens=False)
@@ -223,26 +249,16 @@ async def test_tokenizing_a_long_text_does_not_block_the_event_loop() -> None:
     assert turns > 15
 
 
-def _priorities(name: str) -> dict[str, int]:
-    """Returns the niceness of this process's threads with the name's prefix, and of the main thread."""
-    found = {}
-    for thread in threading.enumerate():
-        if thread.name.startswith(name) or thread is threading.main_thread():
-            assert thread.native_id is not None
-            found[thread.name] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
-    return found
-
-
 async def test_threads_that_tokenize_leave_the_processors_to_streams() -> None:
     encoder = Encoder(byte_level_tokenizer(), threads=0)
     try:
         await encoder.encode("word " * 20_000, add_special_tokens=False)
         await encoder.in_thread(len, "text", 4)
-        priorities = _priorities("tokenize")
+        priorities = thread_priorities("tokenize")
         own = priorities.pop("MainThread")
         assert len(priorities) >= 2
         assert set(priorities.values()) == {behind(own)}
-        assert len(_priorities("tokenize_")) - 1 <= max(1, len(os.sched_getaffinity(0)) // 2)
+        assert len(thread_priorities("tokenize_")) - 1 <= max(1, len(os.sched_getaffinity(0)) // 2)
     finally:
         encoder.close()
 

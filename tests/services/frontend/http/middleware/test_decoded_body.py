@@ -23,6 +23,7 @@ from starlette.types import Message, Receive
 
 from quire.services.frontend.http.middleware.decoded_body import BodyDecoders, DecodedBytes
 from quire.shared.errors import ResourceExhausted
+from tests.priorities import behind, thread_priorities
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.tool_model import tool_model_folder
@@ -233,6 +234,16 @@ async def test_decoded_bytes_of_all_calls_are_limited() -> None:
         assert len(await decoders.whole(body, ("gzip",), 1 << 24, alone)) == 800_000
     assert decoders.num_held == 0
     decoders.close()
+
+
+async def test_decoding_leaves_the_processors_to_streams() -> None:
+    decoders = BodyDecoders()
+    with decoders.held() as held:
+        assert await decoders.whole(gzip.compress(b"a"), ("gzip",), 1 << 20, held) == b"a"
+    priorities = thread_priorities("decode-bodies")
+    own = priorities.pop("MainThread")
+    decoders.close()
+    assert set(priorities.values()) == {behind(own)}
 
 
 def once(body: bytes) -> Receive:
