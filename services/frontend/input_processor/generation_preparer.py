@@ -73,7 +73,7 @@ class GenerationPreparer:
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
-        tokenized = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
+        tokenized = await self._tokens.tokenize(prompt, max_model_len, None if truncated else max_model_len)
         parts = media_of(prompt)
         if not parts:
             token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)

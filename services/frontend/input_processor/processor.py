@@ -152,7 +152,7 @@ class InputProcessor:
         places, for calls that only tokenize; `max_model_len` of 0 means unknown."""
         parts = media_of(prompt)
         self._media.check(parts, DEFAULT_MEDIA_OPTIONS)
-        tokenized = await self._tokens.read(prompt, max_model_len)
+        tokenized = await self._tokens.tokenize(prompt, max_model_len)
         if not parts:
             return list(tokenized.token_ids)
         with self._media.holding() as holds:

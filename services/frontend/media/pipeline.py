@@ -268,7 +268,7 @@ class MediaPipeline:
                     field=part.origin.field,
                 )
         else:
-            budget.take(len(content))
+            budget.count(len(content))
             identifier = await _in_thread_if_long(content, self._identifier, part, options, content)
 
         async def make() -> MediaTiles:
@@ -307,7 +307,7 @@ class _ByteBudget:
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
-    def take(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> None:
         """Counts the bytes of one file. Raises InvalidArgument if there are too many."""
         self._left -= num_bytes
         if self._left < 0:

@@ -119,7 +119,7 @@ class HostMemory:
         found: npt.NDArray[np.uint8] = self._bytes[place]
         return found
 
-    def fill(self, place: int, name: bytes, content: bytearray) -> None:
+    def put(self, place: int, name: bytes, content: bytearray) -> None:
         """Writes a block into a place that no copy uses. Callable from any thread."""
         writes = self._invalidate([place])
         self._bytes[place] = np.frombuffer(content, dtype=np.uint8)

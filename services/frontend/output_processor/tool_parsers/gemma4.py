@@ -35,7 +35,7 @@ class _CallReader:
         self._scan = scan
         self._writer = writer
 
-    def run(self) -> Steps[None]:
+    def read(self) -> Steps[None]:
         yield from call_blocks(self._scan, self._writer, self._markup, lambda _start: self._call())
 
     def _call(self) -> Steps[None]:
@@ -112,7 +112,7 @@ def gemma_format(start: str, end: str, delimiter: str) -> ToolFormat:
     markup = CallMarkup((start,), (end,), stray_markup=re.compile(re.escape(delimiter)))
 
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-        yield from _CallReader(markup, delimiter, scan, writer).run()
+        yield from _CallReader(markup, delimiter, scan, writer).read()
 
     return ToolFormat(read, (start, end, delimiter), starts=(start,))
 

@@ -148,7 +148,7 @@ async def test_short_conversations_are_rendered_before_long_ones(conversations: 
 async def test_templates_do_not_run_in_this_process(
     conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("render", "run"):
+    for name in ("render", "evaluate"):
         monkeypatch.setattr(ChatTemplate, name, None)
     assert await conversations.sections(chat_prompt(*["hello"] * 4000))
     assert await conversations.sections(chat_prompt("hello"))

@@ -49,14 +49,14 @@ class AsRecorded(EagerRecorder):
     def __init__(self, rows: StepAdapterRows) -> None:
         self._rows = rows
 
-    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def capture(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         was_active = self._rows.is_active
 
         def frozen() -> Tensor:
             with self._rows.recording_with(was_active):
                 return first()
 
-        return super().record(frozen, *others)
+        return super().capture(frozen, *others)
 
 
 def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, ChunkGraphs]:

@@ -86,7 +86,7 @@ class RequestedKernels:
 class RunningRecorder:
     """Recorder that runs the work instead of recording it."""
 
-    def record(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
         results = [first()]
         for step in others:
             results.append(step(results[-1]))

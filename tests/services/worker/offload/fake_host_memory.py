@@ -39,7 +39,7 @@ class DiskRecorder:
     def wrote(self, num_bytes: int) -> None:
         self.num_bytes["write"] += num_bytes
 
-    def read(self, num_bytes: int) -> None:
+    def on_read(self, num_bytes: int) -> None:
         self.num_bytes["read"] += num_bytes
 
     def failed(self, what: str, reason: str) -> None:

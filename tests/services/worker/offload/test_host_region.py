@@ -97,7 +97,7 @@ def test_late_copy_does_not_commit_a_newer_block(lives: Lives) -> None:
 
 def test_blocks_read_from_disk_are_found(lives: Lives) -> None:
     memory = fill(lives)
-    memory.fill(4, name(1), bytearray(SHAPE.num_bytes))
+    memory.put(4, name(1), bytearray(SHAPE.num_bytes))
     assert lives.start().contents()[4] == name(1)
 
 

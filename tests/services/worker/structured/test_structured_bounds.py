@@ -234,7 +234,7 @@ def test_the_error_names_a_limit_reached_by_a_token(alone: bool) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     grammar, filler = backend.compile(pb.StructuredOutput(regex="(.*a.{0,30}b.*){20}")), backend.filler()
     chance, masks = np.random.default_rng(2), np.zeros((8, 128), dtype=np.int32)
-    matchers, faults = [grammar.start() for _ in range(8)], list[str]()
+    matchers, faults = [grammar.new_matcher() for _ in range(8)], list[str]()
     while matchers:
         filler.fill(matchers, [*range(len(matchers))], masks)
         faults += [matcher.fault for matcher in matchers if matcher.fault]
@@ -501,7 +501,7 @@ def test_grammars_stay_while_used_and_then_until_evicted() -> None:
 def test_supported_multiples_can_be_followed(multiple: float) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     schema = f'{{"type": "number", "multipleOf": {multiple}, "minimum": 1, "maximum": 1000000}}'
-    matcher = backend.compile(pb.StructuredOutput(json_schema=schema)).start()
+    matcher = backend.compile(pb.StructuredOutput(json_schema=schema)).new_matcher()
     filler, mask = backend.filler(), np.zeros((1, 128), dtype=np.int32)
     for digit in Tokenizer.from_file(str(Path(TINY) / "tokenizer.json")).encode("6000").ids:
         filler.fill([matcher], [0], mask)
