@@ -27,7 +27,8 @@ SLOTS = (0, 2, 5)
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each piece of rank 0."""
-    monkeypatch.setattr(group_collectives, "OVERLAPPED_SUMS", overlapped_build.OVERLAPPED_SUMS)
+    for device, opener in overlapped_build.OVERLAPPED_SUMS.items():
+        monkeypatch.setitem(group_collectives.OVERLAPPED_SUMS, device, opener)
     overlapped_build.added.clear()
     return overlapped_build.added
 
