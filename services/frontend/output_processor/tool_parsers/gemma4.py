@@ -51,7 +51,7 @@ class _CallReader:
     def _object(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         """Reads an object whose keys may be bare and writes it as JSON."""
         yield from self._scan.expect("{")
-        out.begin("{")
+        out.open("{")
         yield from self._scan.skip_space()
         while not (yield from self._scan.try_text("}")):
             out.key(quoted((yield from self._key())))
@@ -73,7 +73,7 @@ class _CallReader:
     def _list(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         """Reads a list and writes it as a JSON array."""
         yield from self._scan.expect("[")
-        out.begin("[")
+        out.open("[")
         yield from self._scan.skip_space()
         while not (yield from self._scan.try_text("]")):
             yield from self._value(out, depth + 1)

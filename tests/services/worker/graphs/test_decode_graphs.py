@@ -93,7 +93,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
         recorder=EagerRecorder(),
         staging=Copying(),
     )
-    graphs.record()
+    graphs.capture()
     runner.use_graphs(graphs)
     return rig, attention
 
