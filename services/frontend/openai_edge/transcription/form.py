@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from quire.services.frontend.offline.upload import MAX_VALUE_BYTES, form_parts
+from quire.services.frontend.request.scalar_parameters import RECOMMENDED
 from quire.shared.errors import InvalidArgument, Unimplemented
 from quire.shared.transcription.formats import FORMATS
 
@@ -17,8 +18,8 @@ MOST_TEMPERATURE = 1.0
 # Fields of vLLM's and OpenAI's forms that this server does not have.
 NOT_OFFERED = frozenset({
     "chunking_strategy", "frequency_penalty", "hotwords", "include[]", "known_speaker_names[]",
-    "known_speaker_references[]", "length_penalty", "min_p", "n", "presence_penalty", "repetition_penalty",
-    "to_language", "top_k", "top_p", "use_beam_search", "vllm_xargs",
+    "known_speaker_references[]", "length_penalty", "n", "presence_penalty", "to_language", "use_beam_search",
+    "vllm_xargs", *RECOMMENDED,
 })  # fmt: skip
 STREAMED = ("json", "text")  # formats whose text can be sent as it comes
 STREAM_OPTIONS = ("stream_include_usage", "stream_continuous_usage_stats")
