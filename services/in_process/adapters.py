@@ -126,7 +126,7 @@ class EngineAdapters:
         adapter, own = sequence.adapter, self._worker.adapters
         if isinstance(adapter, AdapterId) and not own.accepts(adapter):
             self._unassigned.add(sequence)
-            self._known.fetch(adapter)  # loads it, if a slot is free
+            self._known.order_load(adapter)  # loads it, if a slot is free
             if not own.accepts(adapter):
                 return
             self._unassigned.remove(sequence.key)

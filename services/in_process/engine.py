@@ -128,9 +128,8 @@ class InProcessEngine:
             text = f"request_id: {request.request_id[:64]!r} belongs to a request that has not ended"
             raise InvalidArgument(text, field="request_id")
         self._processor.check(request, self._limits.max_model_len)
-        self._formats.check(request)
         with ExitStack() as opened:
-            media = opened.enter_context(self._processor.holding_media())
+            media = opened.enter_context(self._processor.holding_media(request))
             prepared = await self._processor.prepare(request, replace(self._limits, adapters=self.adapters), media)
             generation = Generation(
                 request,
@@ -140,7 +139,7 @@ class InProcessEngine:
                 formats=self._formats,
                 metrics=self.metrics,
                 pace=self._pace,
-                media=media.clock.times,
+                media=media.times,
             )
             await generation.begin([{}] * len(prepared))
             self._open[request.request_id] = ActiveRequest(generation, opened.pop_all())

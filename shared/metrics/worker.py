@@ -133,7 +133,7 @@ class DiskMetrics:
     def wrote(self, num_bytes: int) -> None:
         self._written.inc(num_bytes)
 
-    def read(self, num_bytes: int) -> None:
+    def on_read(self, num_bytes: int) -> None:
         self._read.inc(num_bytes)
 
     def failed(self, what: str, reason: str) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 # Current counts. They must not increase; a change that removes some lowers the ceiling.
 MOST_PRIVATE_REACHES = 88
-MOST_REPLACED_ATTRIBUTES = 146
+MOST_REPLACED_ATTRIBUTES = 97
 MOST_SLEEPS = 57
 
 

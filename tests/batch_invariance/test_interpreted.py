@@ -52,7 +52,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr("quire.kernels.triton.batch_invariant.unavailable", lambda: None)
     tune(monkeypatch, "sampling.filtered_sampling", block=256)
     tune(monkeypatch, "batch_invariant.log_softmax", block=256)
-    monkeypatch.setattr("quire.kernels.triton.batch_invariant.attention.SPAN", 64)
+    tune(monkeypatch, "batch_invariant.attention", span=64)
     monkeypatch.setattr("quire.services.worker.attention.backends.load_backend", lambda name: Interpreted())
     monkeypatch.setitem(kernels.BATCH_INVARIANT, "cpu", PACKAGES)
     monkeypatch.setitem(batch_invariance.ROW_INDEPENDENT_OPS, "cpu", batch_invariance.ROW_INDEPENDENT_OPS["cuda"])

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from quire.services.worker.graphs.decode_graphs import DecodeGraphs
-from quire.services.worker.graphs.recorded_steps import ReadyStep
-from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from tests.kv_groups.test_cuda import WAYS
 from tests.kv_groups.test_recurrent_drafts import (
@@ -23,6 +21,7 @@ from tests.kv_groups.test_recurrent_drafts import (
 )
 from tests.kv_groups.test_states import check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
+from tests.observing import calls_of
 from tests.services.worker import checkpoints
 from tests.services.worker.replica_internals import kept_of
 
@@ -67,22 +66,16 @@ def test_preempted_and_cancelled_sequences_leave_no_trace(tmp_path: Path, family
 
 
 @families
-def test_steps_without_drafts_use_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    seen: list[StepInputs] = []
-    prepare = DecodeGraphs.prepare
-
-    def see(graphs: DecodeGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        seen.append(inputs)
-        return prepare(graphs, inputs, new_blocks)
-
+def test_steps_without_drafts_use_graphs(tmp_path: Path, family: str) -> None:
     made = checkpoints.make(family, tmp_path)
     run = drafting(made, [prompt(9, 1)], 40, SIZES)
-    monkeypatch.setattr(DecodeGraphs, "prepare", see)
-    known = run.ask(prompt(9, 1), max_tokens=40, eos=())
-    run.run()
-    num_recorded = len(seen)
-    unknown = run.ask(prompt(9, 2), max_tokens=40, eos=())
-    run.run()
+    with calls_of(DecodeGraphs.prepare) as steps:
+        known = run.ask(prompt(9, 1), max_tokens=40, eos=())
+        run.run()
+        num_recorded = len(steps)
+        unknown = run.ask(prompt(9, 2), max_tokens=40, eos=())
+        run.run()
+    seen: list[StepInputs] = [step.arguments["inputs"] for step in steps]
     check(made, [known, unknown], 40)
     check_drafts(run)
     assert num_recorded < 20, "few follow a step whose drafts were all wrong, and have none"
@@ -90,15 +83,14 @@ def test_steps_without_drafts_use_graphs(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(inputs.lags is None and inputs.drafts is None for inputs in seen)
 
 
-def test_draft_states_are_measured_with_the_largest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_states_are_measured_with_the_largest_steps(tmp_path: Path) -> None:
     """Its memory is allocated before blocks are counted, so that the first drafts allocate none."""
-    layers = recurrences(monkeypatch)
     made, question = checkpoints.make("falcon-h1", tmp_path), prompt(9, 1)
     plain = pair(made, **SIZES)
     answer = plain.ask(question, max_tokens=40, eos=())
     plain.run()
-    layers.clear()
-    run = pair(made, THREE, **{**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.3})
+    with recurrences() as layers:
+        run = pair(made, THREE, **{**SIZES, "num_blocks": 0, "gpu_memory_utilization": 0.3})
     draft_known_answers(run, [answer])
     taken = kept_of(layers)
     assert layers

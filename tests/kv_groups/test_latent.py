@@ -138,10 +138,12 @@ def test_unsupported_options_are_rejected_by_name(
 def test_adapters_of_absorbed_projections_are_rejected(made: Make, tmp_path: Path) -> None:
     from tests.services.worker.lora import peft_folders
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peft_folders, "NO_ADAPTERS", ("lm_head", ".gate"))
-        adapter = peft_folders.save(
-            made("deepseek-v3"), tmp_path / "a", seed=1, wanted=lambda n: n.endswith("kv_b_proj")
-        )
+    adapter = peft_folders.save(
+        made("deepseek-v3"),
+        tmp_path / "a",
+        seed=1,
+        wanted=lambda n: n.endswith("kv_b_proj"),
+        without=("lm_head", ".gate"),
+    )
     with pytest.raises(InvalidArgument, match=r"self_attn\.kv_b_proj is not a linear layer, .* can be adapted"):
         build_replica(WorkerSettings(model=str(made("deepseek-v3").folder), lora={"a": str(adapter.folder)}))

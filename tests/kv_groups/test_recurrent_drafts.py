@@ -3,7 +3,8 @@ after the known tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quire.shared.settings import WorkerSettings
 from tests.kv_groups.models import Make
 from tests.kv_groups.test_states import SIZES, check, run_disturbed
 from tests.kv_groups.test_windows import pair, prompt
+from tests.observing import calls_of
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.replica_internals import propose
 from tests.spec_decode.pair import Answer, Pair
@@ -98,12 +100,12 @@ def check_conversations(
     check_drafts(run)
 
 
-def recurrences(monkeypatch: pytest.MonkeyPatch) -> list[Recurrence]:
-    """Collects the recurrences of layers created from now on."""
+@contextmanager
+def recurrences() -> Iterator[list[Recurrence]]:
+    """Collects the recurrences of layers that are created in the block."""
     found: list[Recurrence] = []
-    begin = Recurrence.__init__
-    monkeypatch.setattr(Recurrence, "__init__", lambda self: (begin(self), found.append(self))[0])
-    return found
+    with calls_of(Recurrence.__init__, on_call=lambda call: found.append(call.arguments["self"])):
+        yield found
 
 
 @families

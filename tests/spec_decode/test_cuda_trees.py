@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from quire.services.worker.graphs.chunk_graphs import ChunkGraphs
-from quire.services.worker.graphs.recorded_steps import ReadyStep
 from quire.services.worker.replica.replica import Replica
-from quire.services.worker.runner.pipeline import StageLaunch
-from quire.services.worker.step.slots import NewBlocks
-from quire.services.worker.step.step_inputs import StepInputs
+from tests.observing import calls_of
 from tests.services.worker.replica_internals import chunk_graphs_of, runner_of
 from tests.spec_decode.methods import TREES
 from tests.spec_decode.pair import Pair, build
@@ -81,24 +78,16 @@ def test_the_same_text_in_batches_of_any_size(plain: Replica, drafting: Replica,
     assert found[0] == found[1]
 
 
-def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_trees_go_through_graphs(drafting: Replica) -> None:
     """Every step with drafts must run in a graph."""
     assert chunk_graphs_of(drafting).count > 0
-    prepare, launch = ChunkGraphs.prepare, runner_of(drafting).launch
-    recorded: list[int] = []
-    launched: list[int] = []
-
-    def noted(graphs: ChunkGraphs, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        recorded.extend([inputs.number] if inputs.tree_mask is not None else [])
-        return prepare(graphs, inputs, new_blocks)
-
-    def watched(inputs: StepInputs, new_blocks: NewBlocks) -> StageLaunch:
-        launched.extend([inputs.number] if inputs.tree_mask is not None else [])
-        return launch(inputs, new_blocks)
-
-    monkeypatch.setattr(ChunkGraphs, "prepare", noted)
-    monkeypatch.setattr(runner_of(drafting), "launch", watched)
-    said_by(drafting)
+    launch = type(runner_of(drafting)).launch
+    with calls_of(ChunkGraphs.prepare, launch) as calls:
+        said_by(drafting)
+    steps = [(call.name, call.arguments["inputs"]) for call in calls]
+    with_trees = [(name, inputs.number) for name, inputs in steps if inputs.tree_mask is not None]
+    recorded = [number for name, number in with_trees if name == "prepare"]
+    launched = [number for name, number in with_trees if name == "launch"]
     assert recorded == launched
     assert len(launched) > 5
 

@@ -8,6 +8,7 @@ import torch
 from quire.services.worker.building import draft_warmup
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.spec_decode.speculation import Speculation
+from tests.observing import ObservedCall, calls_of
 from tests.services.worker.replica_internals import runner_of
 from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Pair, build
@@ -22,19 +23,16 @@ def warmed_up(method: str) -> Replica:
     return replica
 
 
-def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def drafts_of_steps(replica: Replica) -> list[list[int]]:
     """Returns the drafts per sequence, by step of the warm-up."""
     counts: list[list[int]] = []
-    launch = runner_of(replica).launch
 
-    def watched(inputs: object, new_blocks: object) -> object:
-        drafts = inputs.drafts  # type: ignore[attr-defined]
+    def record(call: ObservedCall) -> None:
+        drafts = call.arguments["inputs"].drafts
         counts.append([] if drafts is None else drafts.counts.tolist())
-        return launch(inputs, new_blocks)  # type: ignore[arg-type]
 
     assert isinstance(replica.speculation, Speculation)
-    with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(runner_of(replica), "launch", watched)
+    with calls_of(type(runner_of(replica)).launch, on_call=record), torch.inference_mode():
         draft_warmup.warm_up_drafts(replica, replica.speculation)
     return counts
 
@@ -56,8 +54,8 @@ def test_the_warm_up_leaves_no_trace(method: str) -> None:
     assert accepted == usual > 0
 
 
-def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = drafts_of_steps(build(METHODS["ngram"]), monkeypatch)
+def test_every_size_has_steps_with_drafts() -> None:
+    counts = drafts_of_steps(build(METHODS["ngram"]))
     assert [len(each) for each in counts[2::3]] == list(draft_warmup.SIZES)
 
 

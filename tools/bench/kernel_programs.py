@@ -29,13 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sections", nargs="*", help="sections of them to run (default: all)")
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Runs each program in a process of its own and yields its rows; raises Unavailable if none has any."""
+def measure(arguments: argparse.Namespace, folder: Path = FOLDER) -> Iterator[Row]:
+    """Runs each program in a process of its own and yields its rows; raises Unavailable if none has any. `folder`: that
+    of the programs."""
     rows = []
-    for program in arguments.programs.split(",") if arguments.programs else programs():
-        rows += [flat(program, row) for row in run(program, arguments.sections)]
+    for program in arguments.programs.split(",") if arguments.programs else programs(folder):
+        rows += [flat(program, row) for row in run(program, arguments.sections, folder)]
     if not rows:
-        asked = arguments.programs or ", ".join(programs())
+        asked = arguments.programs or ", ".join(programs(folder))
         raise Unavailable(
             f"no kernel benchmark finished: of {asked} none can run on this machine, or none has the sections"
             f" {' '.join(arguments.sections) or '(all)'}; what each said stands above. Choose others with --programs"
@@ -43,17 +44,17 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     yield from rows
 
 
-def programs() -> list[str]:
-    """Returns the packages of tools.bench.kernels, each of which is a program."""
-    return sorted(path.parent.name for path in FOLDER.glob("*/__main__.py"))
+def programs(folder: Path = FOLDER) -> list[str]:
+    """Returns the packages in a folder, each of which is a program."""
+    return sorted(path.parent.name for path in folder.glob("*/__main__.py"))
 
 
-def run(program: str, sections: list[str]) -> list[dict[str, Any]]:
+def run(program: str, sections: list[str], folder: Path = FOLDER) -> list[dict[str, Any]]:
     """Runs a program and returns its rows; none if it cannot run on this machine."""
     progress(f"tools.bench.kernels.{program}")
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "rows.json"
-        command = [sys.executable, "-P", str(FOLDER / program / "__main__.py"), *sections, "--json", str(target)]
+        command = [sys.executable, "-P", str(folder / program / "__main__.py"), *sections, "--json", str(target)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, stdout=STDERR, env=environment, check=False)
         if done.returncode or not target.is_file():

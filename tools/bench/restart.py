@@ -29,7 +29,6 @@ from quire.shared.pb.admin.v1 import admin_pb2
 
 FLAG = "worker.{}"  # name of a worker's setting in the arguments
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-SETTLED_AFTER_S = 1.0
 PATIENCE_S = 600.0
 
 
@@ -44,6 +43,13 @@ def configure(parser: CommandParser) -> None:
     )
     parser.add_argument("--count", type=human_int, default=8, help="number of its prompts")
     parser.add_argument("--region", default="/dev/shm", metavar="FOLDER", help="folder in a tmpfs for the region")
+    parser.add_argument(
+        "--settle-s",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="time without new stored blocks before the worker is killed (default: 1)",
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -76,7 +82,7 @@ def _restart(arguments: argparse.Namespace, shape: shapes.BenchShape, kept: str,
     with target.started_cluster(own, shape) as served, Client(served.grpc_address) as client:
         work = made.first(arguments.count).within(served.vocab_size)
         first, _ = _ask(client, work)
-        _settle(client)
+        _settle(client, arguments.settle_s)
         _kill_worker(client, served)
         begun = time.perf_counter()
         again, cached = _ask(client, work)
@@ -101,12 +107,12 @@ def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
     return took, cached
 
 
-def _settle(client: Client) -> None:
-    """Waits until the amounts stored in host memory and on disk have not changed for SETTLED_AFTER_S seconds."""
+def _settle(client: Client, seconds: float) -> None:
+    """Waits until the amounts stored in host memory and on disk have not changed for some seconds."""
     before = None
     while before != (now := _stored(client)):
         before = now
-        time.sleep(SETTLED_AFTER_S)
+        time.sleep(seconds)
 
 
 def _stored(client: Client) -> tuple[int, int]:

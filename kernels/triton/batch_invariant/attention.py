@@ -31,7 +31,6 @@ from quire.kernels.triton.attention.attention_tile import (
 from quire.kernels.triton.attention.chunk_attention import attend_tile, find_sequence, over_pages
 from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
-SPAN = 1024  # positions, a multiple of every tile; not measured
 LONG_TABLE = 4096  # blocks of a sequence with several spans, for precompilation
 
 
@@ -39,6 +38,7 @@ LONG_TABLE = 4096  # blocks of a sequence with several spans, for precompilation
 class InvariantAttentionTuning:
     """Tuning of batch-invariant attention; tiles are those of chunk_attention.py."""
 
+    span: int  # positions, a multiple of every tile; not measured
     enough_programs: int  # programs that fill the GPU; with fewer, spans run in parallel (see decode_attention.py)
     stages: int
     warps: int
@@ -47,7 +47,7 @@ class InvariantAttentionTuning:
 
 
 TUNING = ByCapability(
-    {SM90: InvariantAttentionTuning(enough_programs=512, stages=3, warps=4, joined_queries=4, join_warps=4)}
+    {SM90: InvariantAttentionTuning(span=1024, enough_programs=512, stages=3, warps=4, joined_queries=4, join_warps=4)}
 )
 
 
@@ -233,7 +233,7 @@ def decode_attention(
     """Computes attention with one row per sequence, [num_seqs, num_q_heads, head_dim], batch-invariantly; few rows use
     a program per span. Arguments as in kernels/triton/attention/decode_attention.py."""
     num_seqs, width = block_tables.shape
-    num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
+    num_spans = triton.cdiv(width * k_cache.size(1), TUNING.here.span)
     splits = num_spans if num_seqs * k_cache.size(2) < TUNING.here.enough_programs else 1
     rows = q, k_cache, v_cache, block_tables, None, seq_lens, order
     return _attend(*rows, scale, sliding_window, splits, sinks, softcap, chunked)
@@ -278,7 +278,7 @@ def _attend(
     assert sliding_window or not chunked
     tuning = TUNING.here
     pages, constants = over_pages(q, k_cache, v_cache, block_tables)
-    assert SPAN % constants["TILE"] == 0
+    assert tuning.span % constants["TILE"] == 0
     tokens = constants["ROWS"] // (q_heads // kv_heads)
     out = torch.empty_like(q)
     parts = logs = None
@@ -303,7 +303,7 @@ def _attend(
         num_splits,
         **constants,
         TOKENS=tokens,
-        SPAN=SPAN,
+        SPAN=tuning.span,
         STAGES=tuning.stages,
         SOFTCAP=softcap,
         DECODE=query_start is None,

@@ -141,7 +141,7 @@ class Access:
         """Returns the caller of a gRPC call, from metadata with unique names (`metadata_of`)."""
         return self.authenticate(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
 
-    def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
+    def rejection(self, metadata: dict[str, str | bytes]) -> QuireError | None:
         """Returns the Unauthenticated error that rejects a gRPC call with this metadata, or None; never raises it."""
         try:
             self.caller_from_metadata(metadata)

@@ -114,13 +114,13 @@ class RedisKeys:
     async def run(self) -> None:
         """Reloads the keys in intervals until cancelled."""
         while True:
-            await self.read()
+            await self.reload()
             await cancellable_sleep(self._reload_s)
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def read(self) -> None:
+    async def reload(self) -> None:
         """Replaces the keys by those in Redis. Keeps the present ones if Redis is unavailable, with a warning and a
         call of `on_error`."""
         try:

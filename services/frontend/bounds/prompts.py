@@ -20,7 +20,9 @@ LONGEST_CHARACTER = 4  # UTF-8 bytes
 def check(request: Request, limits: RequestLimits) -> None:
     """Checks the counts of a request in the common form: messages may come from storage instead of a checked body."""
     sampling = request.sampling
-    counts.check_entries(((name, getattr(sampling, name)) for name in FIELDS), limits)
+    given = [(name, value) for name in FIELDS if (value := getattr(sampling, name))]
+    if given:
+        counts.check_entries(given, limits)
     constraint = sampling.structured_output
     if constraint is not None and structured_output.check_size(constraint) == "choice":
         counts.check_entries([("choice", constraint.choice.options)], limits)

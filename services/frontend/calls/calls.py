@@ -115,7 +115,7 @@ class Call:
             self.caller.account.charge(usage.prompt_tokens + usage.completion_tokens)
         if self.trace is not None:
             end_span(self, self.trace)
-        self._calls.finish(self)
+        self._calls.record_end(self)
         # The error's traceback references this frame: it would keep a refused prompt's tokens until garbage collection.
         self.error = None
 
@@ -158,7 +158,7 @@ class Calls:
         self._live.add(call)
         return call
 
-    def finish(self, call: Call) -> None:
+    def record_end(self, call: Call) -> None:
         """Records the metrics of an ended call and logs it; a call without a route (pages, probes) is only
         forgotten."""
         self._live.discard(call)

@@ -67,7 +67,7 @@ class FrontendCore:
             settings.served_model_aliases,
             modalities=() if model.media is None else model.media.modalities,
         )
-        load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
+        load = ClusterLoadCollector(self.cluster_load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)
         if model.media is not None:
             ingress.metrics.add_media(model.media.status)
@@ -101,7 +101,7 @@ class FrontendCore:
             stream_interval=settings.stream_interval,
         )
 
-    def load(self) -> dict[str, float]:
+    def cluster_load(self) -> dict[str, float]:
         """Returns the load of the cluster, by metric name, as its schedulers last reported it."""
         return self.client.load
 

@@ -30,7 +30,7 @@ class GrpcPort:
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
-            interceptors=[CallGuard(ingress.access.check, ingress.refusals), ingress.grpc, ingress.messages],
+            interceptors=[CallGuard(ingress.access.rejection, ingress.refusals), ingress.grpc, ingress.messages],
             tls=settings.client_tls,
             tls_setting="client_tls",
             more_options=connections.options(ingress.connections),

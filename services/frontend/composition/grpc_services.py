@@ -112,7 +112,7 @@ def _vllm_engine(
         core.catalogue,
         vllm_engine.ModelCard.of(model.config),
         is_serving=health.is_serving,
-        load=core.load,
+        load=core.cluster_load,
         admission=ingress.admission,
         metrics=ingress.metrics,
         calls=ingress.calls,

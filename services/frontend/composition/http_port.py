@@ -78,7 +78,7 @@ class HttpPort:
             admission=ingress.admission,
             calls=ingress.calls,
             metrics=ingress.metrics,
-            load=self._core.load,
+            load=self._core.cluster_load,
             sse_keepalive_s=settings.sse_keepalive_s,
             model=self._core.catalogue.name,
             web=lambda application: self._new_web_edge(application, rules),

@@ -62,8 +62,8 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(pace)
         hidden = _hidden_stop_ids(request.sampling, tokenizer)
-        self._parsers = formats.parsers(request, prepared)
-        shown = formats.visible_tokens(request)
+        self._parsers = formats.parsers(request, prepared) if request.parse_answer else None
+        shown = formats.visible_tokens(request) if request.parse_answer else frozenset()
         self._samples = [self._new_sample(index, tokenizer, hidden, shown) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)

@@ -71,12 +71,12 @@ class Generator:
         piece = request.sampling.n if len(request.prompts) > 1 else 0
         call.lease.acquire(request.num_samples, self._processor.estimate_tokens(request, max_model_len), piece)
         limits = self._client.limits or await self._first_limits(request, call)
-        with self._processor.holding_media() as media:  # until the generation has ended: workers fetch them
+        with self._processor.holding_media(request) as media:  # until the generation has ended: workers fetch them
             prepared = await self._prepare(request, limits, media)
             cached = await self._prefix_locator.cached_tokens([prompt.prompt_request for prompt in prepared])
             num_prompt_tokens = sum(prompt.num_tokens for prompt in prepared)
             call.lease.adjust_tokens(num_prompt_tokens + request.max_requested_output_tokens(limits.max_model_len))
-            with self._generation(request, prepared, media.clock.times) as generation:
+            with self._generation(request, prepared, media.times) as generation:
                 call.generation = generation
                 if resume is not None:
                     resume(generation)

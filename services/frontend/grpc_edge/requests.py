@@ -14,7 +14,6 @@ from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.grpc_edge import conversations
 from quire.services.frontend.grpc_edge.errors import Context
 from quire.services.frontend.input_processor.sampling import sampling_rules
-from quire.services.frontend.input_processor.sampling.unsupported_fields import reject_unsupported
 from quire.services.frontend.request import conversation, reasoning
 from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import (
@@ -175,7 +174,6 @@ def _media(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[MediaPart]:
 def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:
     """Returns sampling parameters; only fields that the client set override the defaults."""
     fields = {descriptor.name: value for descriptor, value in message.ListFields()}
-    reject_unsupported(fields)
     return sampling_rules.build({name: _plain(value) for name, value in fields.items()}, defaults)
 
 

@@ -89,7 +89,7 @@ class GenerationPreparer:
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
-        tokenized = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
+        tokenized = await self._tokens.tokenize(prompt, max_model_len, None if truncated else max_model_len)
         parts = media_of(prompt)
         if not parts:
             token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
@@ -106,13 +106,13 @@ class GenerationPreparer:
         most = encoder.max_tokens
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), most, is_continued=False)  # before they are copied
-        tokenized = await self._tokens.read(prompt, most, None if truncated else most)
+        tokenized = await self._tokens.tokenize(prompt, most, None if truncated else most)
         token_ids = prompt_limits.truncate(tokenized.token_ids, request, most)
         prompt_limits.column(token_ids, most, self._vocab_size, generates=False)
         given = decoder_of(prompt)
         if isinstance(given, str):
             text = TextPrompt(given, add_special_tokens=False)
-            given = (await self._tokens.read(text, max_model_len, max_model_len)).token_ids
+            given = (await self._tokens.tokenize(text, max_model_len, max_model_len)).token_ids
         column = prompt_limits.column(encoder.decoder_prompt(given), max_model_len, self._vocab_size)
         return column, (await encoder.item(token_ids, holds),)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from quire.services.frontend.bounds import prompts
 from quire.services.frontend.input_processor import prompt_limits
@@ -16,7 +17,7 @@ from quire.services.frontend.input_processor.prepared_prompt import PreparedProm
 from quire.services.frontend.input_processor.prompt_limits import PromptTokens
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.media.pipeline import MediaUse, NoMedia, PromptMedia
-from quire.services.frontend.media.store import MediaHolds
+from quire.services.frontend.media.store import NO_HOLDS, MediaHolds
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS
 from quire.services.frontend.request.request import (
     ChatPrompt,
@@ -102,7 +103,9 @@ class InputProcessor:
         unknown."""
         prompts.check(request, self._bounds)
         for prompt in request.prompts:
-            self._media.check(media_of(prompt), request.media_options)
+            parts = media_of(prompt)
+            if parts or self._media.is_required or request.media_options != DEFAULT_MEDIA_OPTIONS:
+                self._media.check(parts, request.media_options)
             if decoder_of(prompt) is not None and self._media.encoder is None:
                 text = "decoder_prompt: this model has no encoder of text; send the prompt alone"
                 raise InvalidArgument(text, field="decoder_prompt")
@@ -138,9 +141,10 @@ class InputProcessor:
         num_requested = request.max_requested_output_tokens(max_model_len)
         return sum(_estimate(prompt) for prompt in request.prompts) + num_requested
 
-    def holding_media(self) -> MediaHolds:
-        """Returns the holds on the media of one request, to be used in a `with` around prepare() and the generation."""
-        return self._media.holding()
+    def holding_media(self, request: Request) -> AbstractContextManager[MediaHolds]:
+        """Returns the holds on the media of a request, to be used in a `with` around prepare() and the generation."""
+        has_media = self._media.encoder is not None or any(map(media_of, request.prompts))
+        return self._media.holding() if has_media else nullcontext(NO_HOLDS)
 
     async def prepare(self, request: Request, limits: ClusterLimits, media: MediaHolds) -> list[PreparedPrompt]:
         """Returns each prompt's tokens and its parameters for schedulers and workers; holds its media. Raises
@@ -157,7 +161,7 @@ class InputProcessor:
         places, for calls that only tokenize; `max_model_len` of 0 means unknown."""
         parts = media_of(prompt)
         self._media.check(parts, DEFAULT_MEDIA_OPTIONS)
-        tokenized = await self._tokens.read(prompt, max_model_len)
+        tokenized = await self._tokens.tokenize(prompt, max_model_len)
         if not parts:
             return list(tokenized.token_ids)
         with self._media.holding() as holds:

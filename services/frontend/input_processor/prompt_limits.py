@@ -167,7 +167,7 @@ class PromptTokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def read(self, prompt: Prompt, max_model_len: int, stop_after: int | None = None) -> Tokenized:
+    async def tokenize(self, prompt: Prompt, max_model_len: int, stop_after: int | None = None) -> Tokenized:
         """Tokenizes a prompt; token prompts are neither checked nor copied.
 
         `stop_after`: the ids of a long text may be cut off once there are more than this.

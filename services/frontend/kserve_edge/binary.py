@@ -45,7 +45,7 @@ class BinaryTail:
         self._rest = memoryview(b"") if data is None else data
         self._is_announced = data is not None
 
-    def take(self, name: str, size: Any) -> memoryview:
+    def next_bytes(self, name: str, size: Any) -> memoryview:
         """Returns the next `size` bytes, for the tensor `name`. Raises InvalidArgument for an invalid size, fewer
         bytes, or a missing header."""
         if type(size) is not int or size < 0:

@@ -50,7 +50,7 @@ class InputTensorBody(BaseModel):
             return _check_type(self.name, tensors.element(self.name, self.shape, list(_flat(self.data or []))))
         if self.data is not None:
             raise InvalidArgument(f"{self.name} has both data and a {binary.SIZE}", field="inputs")
-        return tensors.decode_raw(self.name, self.shape, tail.take(self.name, size))
+        return tensors.decode_raw(self.name, self.shape, tail.next_bytes(self.name, size))
 
 
 class OutputBody(BaseModel):

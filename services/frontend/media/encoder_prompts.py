@@ -27,7 +27,6 @@ class EncoderPrompts(NoMedia):
 
     def __init__(self, info: TextEncoderInfo, digest: bytes, store: MediaStore) -> None:
         """`digest`: identity.model_digest()."""
-        super().__init__()
         self.encoder = self
         self.store, self._info, self._digest = store, info, digest
 

@@ -18,7 +18,7 @@ from quire.services.frontend.media.decoder import MediaDecoder
 from quire.services.frontend.media.expansion import PlacedItem
 from quire.services.frontend.media.fetcher import MediaFetcher
 from quire.services.frontend.media.policy import MediaPolicy
-from quire.services.frontend.media.store import MediaHolds, MediaStore
+from quire.services.frontend.media.store import NO_HOLDS, MediaHolds, MediaStore
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart, VideoMetadata
@@ -69,6 +69,8 @@ class PromptMedia(Protocol):
     def encoder(self) -> PromptEncoder | None:
         """Encoder that gets the prompts of requests; None: the decoder gets them."""
 
+    is_required: bool  # a prompt without media is refused by check()
+
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises InvalidArgument or Unimplemented for media of a prompt, or options, that the model or the server does
         not accept. Reads and fetches nothing."""
@@ -85,10 +87,8 @@ class PromptMedia(Protocol):
 class NoMedia:
     """PromptMedia of a model, or a server, that takes text only."""
 
+    is_required = False
     encoder: PromptEncoder | None = None
-
-    def __init__(self) -> None:
-        self._store = MediaStore(0, 0)
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises Unimplemented for the first part that is no text, and for options of pictures."""
@@ -99,7 +99,7 @@ class NoMedia:
             raise Unimplemented(f"{name}: this model takes no pictures; leave it out", field=name)
 
     def holding(self) -> MediaHolds:
-        return self._store.holding()
+        return NO_HOLDS
 
     async def place(
         self, token_ids: Sequence[int], parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds
@@ -154,6 +154,7 @@ class MediaPipeline:
     ) -> None:
         """Makes the fetcher and the decoder; processes start at the first item."""
         self._model, self._limits, self._bounds = model, limits, policy.bounds
+        self.is_required = model.processors.attends
         self.store = store
         self._fetcher = MediaFetcher(policy)
         self._decoder = MediaDecoder(folder, policy.bounds, num_processes)
@@ -168,7 +169,7 @@ class MediaPipeline:
         for part in parts:
             if part.modality not in self.modalities:
                 raise conversation.not_taken(part.origin, self.modalities)
-        if self._model.processors.attends and len(parts) != 1:
+        if self.is_required and len(parts) != 1:
             raise InvalidArgument(
                 f"The prompt has {len(parts)} clips, and this model's decoder attends to exactly one. Send one clip "
                 "with each prompt.",
@@ -292,7 +293,7 @@ class MediaPipeline:
                     field=part.origin.field,
                 )
         else:
-            budget.take(len(content))
+            budget.count(len(content))
             identifier = await _in_thread_if_long(content, self._identifier, part, options, content)
 
         async def make() -> MediaTiles:
@@ -331,7 +332,7 @@ class _ByteBudget:
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
-    def take(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> None:
         """Counts the bytes of one file. Raises InvalidArgument if there are too many."""
         self._left -= num_bytes
         if self._left < 0:

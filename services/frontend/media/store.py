@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from quire.services.frontend.media.stage_clock import StageClock
+from quire.services.frontend.media.stage_clock import MediaTimes, StageClock
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.shared.errors import ResourceExhausted
 from quire.shared.process.supervision import Tasks
@@ -164,6 +164,11 @@ class MediaHolds:
         self._identifiers.append(identifier)
         return tiles
 
+    @property
+    def times(self) -> MediaTimes | None:
+        """Time until now that the media took; None for a request without media."""
+        return self.clock.times
+
     def __enter__(self) -> MediaHolds:
         return self
 
@@ -172,3 +177,12 @@ class MediaHolds:
     ) -> None:
         while self._identifiers:
             self._store.release(self._identifiers.pop())
+
+
+class NoHolds(MediaHolds):
+    """Holds of requests without media, which share one object."""
+
+    times = None
+
+
+NO_HOLDS = NoHolds(MediaStore(0, 0))

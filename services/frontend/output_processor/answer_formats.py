@@ -155,21 +155,20 @@ class AnswerFormats:
         return self._tools
 
     def _formats_for(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
-        """Returns the reasoning and tool formats that parse the request's answer. Without tools, a tool format
-        applies only if it frames plain text as well."""
-        if not request.parse_answer:
-            return None, None
+        """Returns the reasoning and tool formats of a request with parse_answer. Without tools, a tool format applies
+        only if it frames plain text as well."""
         if request.tool_use is not None:
             return self._reasoning, self._tool_format(request.tool_use)
         return self._reasoning, self._tools if self._tools is not None and self._tools.frames_text else None
 
     def visible_tokens(self, request: Request) -> frozenset[str]:
-        """Returns the special tokens that the parsers need, which skip_special_tokens must not remove."""
+        """Returns the special tokens that the parsers of a request with parse_answer need, which skip_special_tokens
+        must not remove."""
         return frozenset(token for part in self._formats_for(request) if part is not None for token in part.tokens)
 
     def parsers(self, request: Request, prepared: Sequence[PreparedPrompt]) -> list[AnswerParser] | None:
-        """Returns one parser per sample, in the order of prompts and then of samples; None if the answer is to be
-        sent as plain text."""
+        """Returns one parser per sample of a request with parse_answer, in the order of prompts and then of samples;
+        None if the model's answers are plain text."""
         reasoning, tools = self._formats_for(request)
         if reasoning is None and tools is None:
             return None

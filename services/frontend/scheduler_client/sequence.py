@@ -181,7 +181,7 @@ class Sequence:
         if self.tokens:
             self.migrating_since_s = self.sink.last_token_s
 
-    def start(self, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
+    def record_start(self, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         """Handles the scheduler's start message. Only the first start reports times and cached tokens; restarts after a
         move do not."""
         self.refused_since_s = None

@@ -51,7 +51,7 @@ def deliver(
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
             try:
-                sequence.start(started.num_cached_tokens, started.queue_us, started.encode_us)
+                sequence.record_start(started.num_cached_tokens, started.queue_us, started.encode_us)
             except Exception:
                 delivery.mark_broken(sequence, live)
     if prompts is None and batch.HasField("prompt_logprobs"):

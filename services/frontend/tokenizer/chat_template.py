@@ -154,7 +154,7 @@ class ChatTemplate:
             "tools": list(tools) or no_tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = self.run(source, scope)
+        text = self.evaluate(source, scope)
         return _cut_after(text, messages[-1]) if continue_final_message else text
 
     def compiled(self, source: str) -> Template:
@@ -165,7 +165,7 @@ class ChatTemplate:
         except COMPILE_ERRORS as error:
             raise _not_compiled(self.label, error) from None
 
-    def run(self, source: str, scope: Mapping[str, Any]) -> str:
+    def evaluate(self, source: str, scope: Mapping[str, Any]) -> str:
         """Runs the template; raises InvalidArgument with a one-line message if it does not compile or refuses."""
         template = self.compiled(source)
         try:

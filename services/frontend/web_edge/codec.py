@@ -29,7 +29,7 @@ class Codec:
         self._json_limits = replace(limits, max_values=min(limits.max_values, MOST_JSON_VALUES))
         self._heavy = HeavyWorkLimiter()
 
-    async def read(self, data: bytes, kind: type[Message], *, is_json: bool) -> Message:
+    async def parse(self, data: bytes, kind: type[Message], *, is_json: bool) -> Message:
         """Parses a message of type `kind` within its limits of bytes, depth and items; JSON has limits of its own.
         Raises InvalidArgument for a message that is malformed or too large."""
         if not is_json:

@@ -96,7 +96,7 @@ class WebEdge:
         kind = KINDS.get(metadata.get("content-type", "").partition(";")[0].replace(" ", "").lower())
         if kind is not None and _fits(kind, method):
             await self._answer(method, kind, scope, receive, send)
-        elif self._access.check(dict(metadata)) is None:
+        elif self._access.rejection(dict(metadata)) is None:
             await UNSUPPORTED_CONTENT_TYPE(scope, receive, send)
         else:
             await self._app(scope, receive, send)  # which answers that a key is needed
@@ -109,7 +109,7 @@ class WebEdge:
             self._check(method, metadata)
             with self._decoders.held() as decoded_bytes:
                 data = await self._message(kind, scope["headers"], metadata, receive, decoded_bytes)
-                message = await self._codec.read(data, method.request, is_json=kind.is_json)
+                message = await self._codec.parse(data, method.request, is_json=kind.is_json)
                 del data
             context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
         except QuireError as error:
@@ -128,7 +128,7 @@ class WebEdge:
 
     def _check(self, method: _Method, metadata: dict[str, str]) -> None:
         """Raises the error of a missing key or a full server before a byte of the body is read."""
-        error = self._access.check(dict(metadata))
+        error = self._access.rejection(dict(metadata))
         if error is not None:
             raise error
         if method.name not in UNADMITTED_METHODS:
@@ -150,7 +150,7 @@ class WebEdge:
             return sent.data
         if not of_message:
             raise InvalidArgument(f"the message is marked as compressed, but {field} names no encoding", field=field)
-        return await self._decoders.whole(sent.data, of_message, self._max_bytes, decoded_bytes)
+        return await self._decoders.decode(sent.data, of_message, self._max_bytes, decoded_bytes)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
         """Reads the complete body. Raises InvalidArgument if the client disconnects, and checks the length before

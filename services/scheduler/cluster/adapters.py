@@ -129,7 +129,7 @@ class ClusterAdapters:
                 if self._lacks(replica, known.id) and (not known.leaving or self._num_users(known.id)):
                     self._order(replica, known)
 
-    def fetch(self, adapter: AdapterId) -> None:
+    def order_load(self, adapter: AdapterId) -> None:
         """Has the least loaded able worker load an adapter that a sequence waits for, instead of one without users. If
         all slots are in use, the least recently used adapter is reserved for its current users; the caller asks again
         later."""

@@ -200,7 +200,7 @@ class Assignments:
         if replica is None:
             self.unassigned.add(sequence)
             if isinstance(sequence.adapter, AdapterId) and not candidates:
-                self._adapters.fetch(sequence.adapter)
+                self._adapters.order_load(sequence.adapter)
             return
         if isinstance(sequence.adapter, AdapterId):
             replica.adapters.mark_used(sequence.adapter)

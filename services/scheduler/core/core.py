@@ -120,7 +120,8 @@ class Core:
         sequence.max_total_tokens = min(sequence.max_total_tokens, self.limits.max_model_len)
         if sequence.search is not None:
             sequence.search.limit(sequence.max_total_tokens - sequence.num_prompt_tokens)
-        self._deadlines.add(sequence)
+        if sequence.deadline < math.inf:
+            self._deadlines.add(sequence)
         self.state.add(sequence)
 
     def cancel(self, key: int, reason: Reason = Reason.CANCELLED) -> None:
@@ -388,7 +389,7 @@ class Core:
         finishing = builder.completed_prompts
         if finishing:
             self.state.tables.cache_prompts(finishing)
-            self.state.on_prompts_scheduled([self.running.sequence(slot) for slot in finishing])
+            self.state.queue.on_prompts_scheduled([self.running.sequence(slot) for slot in finishing])
         self.counts.steps += 1
         self.counts.scheduled_tokens += builder.num_tokens
         drafts = self.speculation.take_length_change(builder.num_drafts) if self.speculation.enabled else None

@@ -57,11 +57,13 @@ class CoreLimits:
     whole_prompts: bool = field(init=False)  # no KV is kept: a prompt is computed in one step and not extended
     caches_prefixes: bool = field(init=False)
     cross_length: int = field(init=False)  # most rows of an encoder's output that a sequence attends to; 0: none
+    num_growing_groups: int = field(init=False)  # KV groups whose blocks grow with the sequence
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "whole_prompts", self.kv_specs == (NOTHING,))
         object.__setattr__(self, "caches_prefixes", self.enable_prefix_caching and not self.whole_prompts)
         object.__setattr__(self, "cross_length", cross_length(self.kv_specs))
+        object.__setattr__(self, "num_growing_groups", len(without_cross(self.kv_specs)))
 
     @property
     def groups(self) -> KVGroups:
@@ -88,7 +90,7 @@ class CoreLimits:
             return self._refusal_of_whole(num_tokens, samples=samples)
         num_blocks = -(-num_tokens // self.block_size)
         usable = self.usable_blocks - -(-self.cross_length // self.block_size)
-        most = num_blocks * len(without_cross(self.kv_specs))
+        most = num_blocks * self.num_growing_groups
         if most > usable and self.groups.least_cost(num_blocks) > usable:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {usable} KV blocks."
         return None

@@ -76,13 +76,6 @@ class CoreState:
 
     # Prerequisites.
 
-    def on_prompts_scheduled(self, sequences: list[Sequence]) -> None:
-        """Queues the sequences that waited for the prompts of `sequences`, which the step being planned completes."""
-        for prerequisite in self.queue.prompt_observers:
-            freed = prerequisite.on_prompts_scheduled(sequences)
-            if freed:
-                self.queue.unblock(freed)
-
     def finish_internal(self, sequence: Sequence, failure: Failure | None = None) -> None:
         """Applies the result of an internal sequence; with a `failure`, the sequences that depend on it finish with
         it."""
@@ -98,8 +91,7 @@ class CoreState:
         """Frees the slot and blocks of a running sequence and lists the slot for the next plan. Returns the id of
         the last step in flight, after which the blocks are free, or None if no step is in flight."""
         fence = self.steps_in_flight[-1].step_id if self.steps_in_flight else None
-        for prerequisite in self.queue.slot_observers:
-            prerequisite.release_slot(sequence)
+        self.queue.release_slot(sequence)
         slot = self.tables.release(sequence, fence)
         self.suspects.discard(slot)
         self.released.append(slot)
@@ -162,8 +154,7 @@ class CoreState:
         for slot in np.flatnonzero(self.running.live).tolist():
             sequence = self.running.sequence(slot)
             progressed = self.running.has_progressed(sequence)
-            for prerequisite in self.queue.slot_observers:
-                prerequisite.release_slot(sequence)
+            self.queue.release_slot(sequence)
             self.running.release(slot)
             if loss is not None:
                 sequence.losses = (loss,) if progressed else (*sequence.losses, loss)

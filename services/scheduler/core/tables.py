@@ -102,7 +102,7 @@ class SlotTables:
 
     def append_blocks(self, builder: PlanBuilder, slot: int, count: int = 1, *, in_plan: bool = True) -> list[int]:
         """Allocates `count` block positions for `slot`; the caller has checked that there are enough."""
-        blocks = self.kv.append(slot, count)
+        blocks = self.kv.allocate(slot, count)
         self.add_capacity(builder, slot, blocks, in_plan=in_plan)
         return blocks
 

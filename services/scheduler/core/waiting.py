@@ -17,8 +17,10 @@ class WaitingSequences:
         self.policy = policy
         self.prerequisites: Seq[Prerequisite] = ()  # in the order in which sequences join them
         self._before_queue: Seq[Prerequisite] = ()  # those that sequences join before they are queued
-        self.slot_observers: Seq[Prerequisite] = ()  # those that are notified of released slots
-        self.prompt_observers: Seq[Prerequisite] = ()  # those that are notified of scheduled prompts, last joined first
+        self._slot_observers: Seq[Prerequisite] = ()  # those that are notified of released slots
+        self._prompt_observers: Seq[
+            Prerequisite
+        ] = ()  # those that are notified of scheduled prompts, last joined first
         self._rejoined: Seq[Prerequisite] = ()  # those that preempted sequences join again
         self.num_tokens = (
             0  # tokens of the sequences without a slot; 1 for each sequence whose prompt a sibling computes
@@ -29,11 +31,11 @@ class WaitingSequences:
         self.prerequisites = prerequisites
         self._before_queue = [each for each in prerequisites if not isinstance(each, BlockSource)]
         plain = Prerequisite
-        self.slot_observers = [each for each in prerequisites if type(each).release_slot is not plain.release_slot]
+        self._slot_observers = [each for each in prerequisites if type(each).release_slot is not plain.release_slot]
         observing = (
             each for each in prerequisites if type(each).on_prompts_scheduled is not plain.on_prompts_scheduled
         )
-        self.prompt_observers = [*observing][::-1]
+        self._prompt_observers = [*observing][::-1]
         self._rejoined = [each for each in prerequisites if type(each).rejoin is not plain.rejoin]
 
     @property
@@ -50,7 +52,7 @@ class WaitingSequences:
         for prerequisite in (
             self._before_queue if after is None else self._before_queue[self._before_queue.index(after) + 1 :]
         ):
-            if not prerequisite.join(sequence):
+            if prerequisite.concerns(sequence) and not prerequisite.join(sequence):
                 sequence.status = SequenceStatus.BLOCKED
                 if prerequisite.computes_prompt:
                     self._count(sequence, 1)  # only the last token of its prompt is left to compute
@@ -69,11 +71,25 @@ class WaitingSequences:
         left."""
         self._count(sequence, sequence.num_tokens)
         for prerequisite in self._rejoined:
-            if not prerequisite.rejoin(sequence):
+            if prerequisite.concerns(sequence) and not prerequisite.rejoin(sequence):
                 sequence.status = SequenceStatus.BLOCKED
                 return
         sequence.status = SequenceStatus.PREEMPTED
         self.policy.push_back(sequence)
+
+    def release_slot(self, sequence: Sequence) -> None:
+        """Notifies the prerequisites that a sequence is about to lose its slot."""
+        for prerequisite in self._slot_observers:
+            if prerequisite.concerns(sequence):
+                prerequisite.release_slot(sequence)
+
+    def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> None:
+        """Queues the sequences that waited for the prompts of `sequences`, which the step being planned completes."""
+        for prerequisite in self._prompt_observers:
+            concerned = [*filter(prerequisite.concerns, sequences)]
+            freed = prerequisite.on_prompts_scheduled(concerned) if concerned else []
+            if freed:
+                self.unblock(freed)
 
     def restart(self, sequence: Sequence) -> None:
         """Queues a blocked sequence as a new one, with all of its tokens counted as waiting."""
@@ -120,12 +136,14 @@ class WaitingSequences:
     def release_prerequisites(self, sequence: Sequence) -> None:
         """Removes a sequence that ran from the prerequisites that it joined before it was queued."""
         for prerequisite in self._before_queue:
-            prerequisite.leave(sequence)
+            if prerequisite.concerns(sequence):
+                prerequisite.leave(sequence)
 
     def leave_prerequisites(self, sequence: Sequence) -> None:
         """Removes a sequence that has ended or moves elsewhere from all prerequisites."""
         for prerequisite in self.prerequisites:
-            prerequisite.leave(sequence)
+            if prerequisite.concerns(sequence):
+                prerequisite.leave(sequence)
 
     def _count(self, sequence: Sequence, num_tokens: int) -> None:
         """Counts `num_tokens` waiting tokens for `sequence`, instead of those counted before."""

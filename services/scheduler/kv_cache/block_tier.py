@@ -86,7 +86,7 @@ class BlockTier:
         """Marks the stored blocks of a prefix as used, so that its tail is evicted before its head."""
         for block_hash in reversed(block_hashes):
             if block_hash in self._held:
-                self._eviction.use(block_hash)
+                self._eviction.touch(block_hash)
 
     def end_read(self, block_hashes: Iterable[bytes], *, failed: bool = False) -> None:
         """Ends one read of each block and unpins blocks without further readers. `failed`: their content is not

@@ -56,7 +56,7 @@ class CrossBlocks:
         self.num_references += len(table)
         return missing > 0
 
-    def take(self, slot: int) -> list[int]:
+    def clear_slot(self, slot: int) -> list[int]:
         """Empties the slot's table; returns its blocks, last to first, for the caller to release."""
         blocks, self._tables[slot] = self._tables[slot][::-1], []
         self.num_references -= len(blocks)

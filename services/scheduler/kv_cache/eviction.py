@@ -18,7 +18,7 @@ class Eviction(Protocol):
     def add(self, block_hash: bytes) -> None:
         """Adds a block to the order."""
 
-    def use(self, block_hash: bytes) -> None:
+    def touch(self, block_hash: bytes) -> None:
         """Marks a block as used."""
 
     def evict(self, can_evict: CanEvict) -> bytes | None:
@@ -42,7 +42,7 @@ class LRU:
     def add(self, block_hash: bytes) -> None:
         self._order[block_hash] = None
 
-    def use(self, block_hash: bytes) -> None:
+    def touch(self, block_hash: bytes) -> None:
         self._order.move_to_end(block_hash)
 
     def evict(self, can_evict: CanEvict) -> bytes | None:
@@ -86,7 +86,7 @@ class ARC:
         self._lost_again.pop(block_hash, None)
         (self._again if known else self._once)[block_hash] = None
 
-    def use(self, block_hash: bytes) -> None:
+    def touch(self, block_hash: bytes) -> None:
         """Moves a block to the recent end of the list of blocks used repeatedly. Raises KeyError if it is in neither
         list."""
         if block_hash in self._once:

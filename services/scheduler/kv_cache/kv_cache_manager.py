@@ -150,7 +150,7 @@ class KVCacheManager:
         table += blocks
         return blocks
 
-    def append(self, slot: int, count: int) -> list[int]:
+    def allocate(self, slot: int, count: int) -> list[int]:
         """Allocates `count` block positions for `slot` and returns their blocks, one per KV group and position; the
         caller has checked that there are enough blocks."""
         blocks = self.pool.allocate(count * self.num_groups)
@@ -248,7 +248,7 @@ class KVCacheManager:
         at once)."""
         blocks = self._take_table(slot)
         if self.cross is not None:
-            blocks = [*blocks, *self.cross.take(slot)]
+            blocks = [*blocks, *self.cross.clear_slot(slot)]
         if fence is None:
             self.pool.release(blocks)
         elif blocks:

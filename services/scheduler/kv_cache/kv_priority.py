@@ -76,8 +76,8 @@ class PriorityEviction:
             self._priorities[block_hash] = priority
         self._orders[priority].add(block_hash)
 
-    def use(self, block_hash: bytes) -> None:
-        self._orders[self._priorities.get(block_hash, KVPriority.NORMAL)].use(block_hash)
+    def touch(self, block_hash: bytes) -> None:
+        self._orders[self._priorities.get(block_hash, KVPriority.NORMAL)].touch(block_hash)
 
     def evict(self, can_evict: CanEvict) -> bytes | None:
         """Removes and returns the first block that may be evicted: of LOW priority, else NORMAL, else HIGH; None if

@@ -236,7 +236,7 @@ class Replica:
         self._metrics.apply.observe(perf_counter() - started)
         self._step_seconds.observe(now - self._sent_at.popleft())
         self.last_step_at = now
-        self.throughput.add(self.core.counts.generated_tokens - before, now)
+        self.throughput.observe(self.core.counts.generated_tokens - before, now)
         while self._freeing and self._freeing[0][0] <= wire.step_id:
             self._metrics.cancel_to_free.observe(now - self._freeing.popleft()[1])
         if self._moved:

@@ -17,7 +17,7 @@ class Throughput:
         self._busy_s = 0.0
         self._tokens = 0
 
-    def add(self, tokens: int, now: float) -> None:
+    def observe(self, tokens: int, now: float) -> None:
         """Records the tokens of a step that returned at `now` (seconds). The time since the previous step counts as
         busy; a step after an idle gap only starts the clock again."""
         gap = 0.0 if self._last is None else now - self._last

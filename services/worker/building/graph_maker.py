@@ -82,7 +82,7 @@ class GraphBuilder:
             pdl = HAS_PDL.of(torch.cuda.get_device_capability())
             self._single_row = SingleRowProgram(model, pdl=pdl)
 
-    def record(
+    def capture(
         self, runner: ModelRunner, limits: WorkerLimits, block_table: npt.NDArray[np.int32], most: int = 0
     ) -> None:
         """Records the `most` largest graphs of each kind (0: all) over the memory that `runner` has been prepared with,
@@ -128,7 +128,7 @@ class GraphBuilder:
             recorder=tools.recorder,
             staging=tools.new_staging(),
         )
-        graphs.record(most)
+        graphs.capture(most)
         return graphs
 
     def _record_chunks(
@@ -159,10 +159,10 @@ class GraphBuilder:
 
     def _record_kinds(self, graphs: DecodeGraphs | ChunkGraphs, most: int) -> None:
         """Records steps without adapters and, if adapters are enabled, steps with them."""
-        graphs.record(most)
+        graphs.capture(most)
         if self._place.adapters is not None:
             with self._place.adapters.step.recording_with(True):
-                graphs.record(most)
+                graphs.capture(most)
 
     def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
         """Returns forward pass and output head as separate functions, with the memory in which a graph keeps the hidden

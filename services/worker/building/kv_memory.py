@@ -81,7 +81,7 @@ def record_steps(
     caches = kv_cache.caches_by_layer(memory.caches, layout)
     steps.runner.prepare(caches, block_table, layout.num_groups, cross_width=cross_width)
     if steps.graphs is not None:
-        steps.graphs.record(steps.runner, memory.limits, block_table)
+        steps.graphs.capture(steps.runner, memory.limits, block_table)
     _use_tape(steps.runner, loaded.model, environment, memory.limits, trees=replica_config.drafts_trees)
     kv_memory.report(memory.limits, loaded.shape)
 
@@ -135,7 +135,7 @@ def _measure(
     media_bytes = 0 if loaded.vision is None else loaded.vision.warm_up(environment.place.device)
     run_largest_steps(steps.runner, environment.limits, drafts)
     if steps.graphs is not None:
-        steps.graphs.record(steps.runner, environment.limits, scratch.block_table, most=1)
+        steps.graphs.capture(steps.runner, environment.limits, scratch.block_table, most=1)
     total_bytes, other_bytes = kv_memory.measure_cuda_use()
     other_bytes += steps.runner.heads.query_bytes
     if environment.place.adapters is not None:

@@ -116,7 +116,7 @@ def _open_host_memory(
     folder = WorkerFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
     try:
         num_places = count_places(gib, shape, already=host_region.existing_bytes(folder))
-        region = HostRegion(folder, name.of(folder), num_places, shape.num_bytes)
+        region = HostRegion(folder, name.identify(folder), num_places, shape.num_bytes)
     except BaseException:
         folder.close()
         raise
@@ -141,7 +141,7 @@ def _open_disk(
     own = WorkerFolder(parent, settings.name, "kv_offloading_disk")
     folder = BlockFolder(own)
     try:
-        disk = DiskStore(folder, name.of(own), name.about, host_memory, num_places, observer=observer)
+        disk = DiskStore(folder, name.identify(own), name.about, host_memory, num_places, observer=observer)
         _check_room(parent, gib, num_places * file_bytes, len(disk.contents()) * file_bytes)
     except OSError as error:
         text = f"kv_offloading_disk: {str(folder.current)!r}: {error.strerror}"
@@ -177,7 +177,7 @@ class BlockIdentity:
         self.known = b""  # empty: not computed yet
         self.about: Mapping[str, object] = {}
 
-    def of(self, folder: WorkerFolder) -> bytes:
+    def identify(self, folder: WorkerFolder) -> bytes:
         """Returns the identity and keeps it and its description; `folder` caches the digests of weight files."""
         settings = self._settings
         if not self.known:

@@ -75,7 +75,7 @@ class DeviceThread:
         with torch.inference_mode():
             try:
                 replica = self._build()
-                self._ranks.start()
+                self._ranks.wait_ready()
             except BaseException as error:  # includes panics of Rust libraries and an exit() in a plugin
                 self._replies.fail(self._started, as_failure(error))
                 return

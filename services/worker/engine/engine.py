@@ -348,5 +348,5 @@ class Engine:
         if receiver is self._replies.receiver:
             self._pending_s.popleft()
             receiver.deliver(result)
-        cost = self.started.result().cost_model.of(inputs)
+        cost = self.started.result().cost_model.cost_of(inputs)
         self._observer.observe_step(result, inputs.num_tokens, cost)

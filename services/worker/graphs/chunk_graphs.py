@@ -126,7 +126,7 @@ class ChunkGraphs:
         self._tokens = self._tokens[: bisect_left(self._tokens, True, key=self._is_compute_bound)]
         self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
 
-    def record(self, most: int = 0) -> None:
+    def capture(self, most: int = 0) -> None:
         """Records the `most` largest shapes (0: all), largest first, so that smaller ones reuse their memory.
 
         Records with or without adapters, as the model's step is now.

@@ -29,7 +29,7 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Makes recordings that share memory and are never replayed concurrently."""
 
-    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def capture(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         """Records consecutive steps; each after the first gets the result of the previous one."""
 
     def is_launch_bound(self, work: Recordable) -> bool:
@@ -63,7 +63,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()
         self._has_run = False
 
-    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def capture(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         """Captures the steps as CUDA graphs, one each, on a side stream.
 
         The first call also runs its steps once before, because libraries allocate at first calls. Code of later ones is
@@ -182,7 +182,7 @@ class _EagerRecording:
 class EagerRecorder:
     """Runs the work anew at each replay, on any device. For tests."""
 
-    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def capture(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         """Wraps the steps without running them; each after the first reads the previous one's last result."""
         recordings = [_EagerRecording(first)]
         for step in others:

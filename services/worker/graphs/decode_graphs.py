@@ -86,7 +86,7 @@ class DecodeGraphs:
         self._flat = torch.zeros(self._num_columns * aligned(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
-    def record(self, most: int = 0) -> None:
+    def capture(self, most: int = 0) -> None:
         """Records the `most` largest graphs of each kind (0: all), largest first, so that smaller ones reuse their
         memory.
 
@@ -130,7 +130,7 @@ class DecodeGraphs:
         else:
             self._fill(graph.columns, inputs, new_blocks, facts)
         if facts.prefixes is not None:
-            self._prefixes.fill(facts.prefixes, shared_size, self._staging)
+            self._prefixes.upload(facts.prefixes, shared_size, self._staging)
         self._filled = graph, inputs.number
         arriving = self._model.stage_input(inputs.num_rows, size)
         return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True, stage_input=arriving)
@@ -168,7 +168,7 @@ class DecodeGraphs:
         self._staging.upload_into(columns, [np.zeros(0, np.int32)] * self._num_columns, self._padding(0, stride))
         column, mappings = DecodeColumns(*columns[:NUM_COLUMNS, :size]), list(columns[self._mappings, :size])
         num_attended = columns[-1, :size] if self._memory.cross_width else None
-        prefixes = self._prefixes.of(size) if shared else None
+        prefixes = self._prefixes.views(size) if shared else None
         choice = self._model.choice
         return RecordedStep.of(
             self._recorder,
@@ -257,14 +257,14 @@ class _PrefixMemory:
         self._flat = torch.zeros((rows_per_tile + 2) * tiles + most_rows, dtype=torch.int32, device=device)
         self._held: tuple[PrefixTiles, int] | None = None  # and its number of rows
 
-    def of(self, num_rows: int) -> SharedPrefixes:
+    def views(self, num_rows: int) -> SharedPrefixes:
         """Returns the views of the static memory from which a graph of `num_rows` rows reads its prefixes."""
         per_tile = self._rows_per_tile
         tiles = shared_prefixes.num_tiles(num_rows, per_tile)
         parts = self._flat[: (per_tile + 2) * tiles + num_rows].split((per_tile * tiles, tiles, tiles, num_rows))
         return SharedPrefixes(parts[0].view(tiles, per_tile), *parts[1:])
 
-    def fill(self, tiles: PrefixTiles, num_rows: int, staging: Staging) -> None:
+    def upload(self, tiles: PrefixTiles, num_rows: int, staging: Staging) -> None:
         """Uploads `tiles` for a graph of `num_rows` rows, unless the same object is there already."""
         if self._held is not None and self._held[0] is tiles and self._held[1] == num_rows:
             return

@@ -82,7 +82,7 @@ class RecordedStep:
         cls, recorder: Recorder, columns: Tensor, forward: Recordable, choose: Callable[[Tensor], Tensor] | None
     ) -> RecordedStep:
         """Records `forward` and, if it is not None, `choose` on its result, with `columns` as their static inputs."""
-        first, *others = recorder.record(forward, *(() if choose is None else (choose,)))
+        first, *others = recorder.capture(forward, *(() if choose is None else (choose,)))
         return cls(columns, first, others[0] if others else None)
 
 

@@ -87,7 +87,7 @@ class SampleGraphs:
         self._steps: dict[int, RecordedStep] = {}
         self._flat = torch.zeros(2 * aligned(sizes[-1]), dtype=torch.int32, device=hidden.device)
 
-    def record(self, most: int = 0) -> None:
+    def capture(self, most: int = 0) -> None:
         """Records the `most` largest sizes (0: all), largest first, so that smaller ones reuse their memory.
 
         Runs once without recording before: the recorder's own first run covered layers, and this code is loaded at its

@@ -22,7 +22,7 @@ class Features:
     def tensors(self) -> list[Tensor]:
         return []
 
-    def finish(self, arrays: list[Array]) -> Features:
+    def build_result(self, arrays: list[Array]) -> Features:
         return self
 
     def merge_into(self, result: StepResult) -> StepResult:

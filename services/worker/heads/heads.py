@@ -64,7 +64,7 @@ class SamplingHead:
         )
         requested_places = self.choose_tokens(ready, drafts)
         token_ids = accept_drafts(requested_places, drafts, memory.last_tokens, memory.scratch_slot)
-        return ready.finish(token_ids.clamp(min=NO_TOKEN)).with_tokens(token_ids)
+        return ready.record_choice(token_ids.clamp(min=NO_TOKEN)).with_tokens(token_ids)
 
 
 @dataclass(frozen=True, slots=True)

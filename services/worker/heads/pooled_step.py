@@ -44,7 +44,7 @@ class PooledStep:
     def tensors(self) -> list[Tensor]:
         return [torch.cat([part.flatten() for part in self.vectors])] if self.vectors else []
 
-    def finish(self, arrays: list[Array]) -> PooledVectors:
+    def build_result(self, arrays: list[Array]) -> PooledVectors:
         """Returns the results on the host, reordered by ascending slots."""
         values: F32 = arrays[0] if arrays else np.zeros(0, np.float32)
         slots, sizes = self.slots, self.sizes

@@ -33,7 +33,7 @@ class HeadLaunch(Protocol):
     def tensors(self) -> list[Tensor]:
         """Tensors to copy to the host."""
 
-    def finish(self, arrays: list[Array]) -> HeadResult:
+    def build_result(self, arrays: list[Array]) -> HeadResult:
         """Builds the result from `arrays`, the values of `tensors`. Called once, from any thread."""
 
 

@@ -67,7 +67,7 @@ class PromptLogprobsLaunch:
     def tensors(self) -> list[Tensor]:
         return [self.entries.token_ids, self.entries.logprobs, self.entries.ranks]
 
-    def finish(self, arrays: list[Array]) -> PromptLogprobsResult:
+    def build_result(self, arrays: list[Array]) -> PromptLogprobsResult:
         return PromptLogprobsResult(
             PromptLogprobColumns(
                 np.array(self.rows.slots, dtype=np.uint32),

@@ -89,9 +89,18 @@ class PersistentRegion(Protocol):
 class HostMemory:
     """Owns the places in host memory. Copies run in the order in which they are started."""
 
-    def __init__(self, caches: Sequence[LayerCache], num_places: int, region: PersistentRegion | None = None) -> None:
+    def __init__(
+        self,
+        caches: Sequence[LayerCache],
+        num_places: int,
+        region: PersistentRegion | None = None,
+        *,
+        staged_bytes: int = STAGED_BYTES,
+    ) -> None:
         """Allocates the places, pinned if the device is a GPU, or uses `region`, memory that outlives the worker, with
-        the blocks that it restores. Raises InvalidArgument if CUDA cannot pin the region."""
+        the blocks that it restores. `staged_bytes`: most that is staged on a GPU at a time. Raises InvalidArgument if
+        CUDA cannot pin the region."""
+        self._staged_bytes = staged_bytes
         whole = caches[0].all_layers
         self._parts = _parts_of(caches) if whole is None else list(whole)  # [num_blocks, words of a block] each
         self._whole = whole
@@ -119,7 +128,7 @@ class HostMemory:
         found: npt.NDArray[np.uint8] = self._bytes[place]
         return found
 
-    def fill(self, place: int, name: bytes, content: bytearray) -> None:
+    def put(self, place: int, name: bytes, content: bytearray) -> None:
         """Writes a block into a place that no copy uses. Callable from any thread."""
         writes = self._invalidate([place])
         self._bytes[place] = np.frombuffer(content, dtype=np.uint8)
@@ -162,15 +171,15 @@ class HostMemory:
                     self._region.commit(place, name)
 
     def _start_copy(self, move: BlockMove, places: list[int]) -> PendingCopy:
-        """Copies at once on the CPU; on CUDA enqueues copies of at most STAGED_BYTES on the separate stream, after the
-        steps launched so far."""
+        """Copies at once on the CPU; on CUDA enqueues copies of at most `staged_bytes` on the separate stream, after
+        the steps launched so far."""
         if self._stream is None:
             self._copy(move)
             return _FinishedCopy()
         steps = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
             self._stream.wait_stream(steps)
-            most = max(1, STAGED_BYTES // self.block_bytes)
+            most = max(1, self._staged_bytes // self.block_bytes)
             for start in range(0, len(places), most):
                 self._copy_staged(move.to_host, move.blocks[start : start + most], places[start : start + most])
             done = torch.cuda.Event()

@@ -33,7 +33,7 @@ class WeightChange:
     whole: Tensor | None = None
     transposed: bool = False  # the weight's rows are the addition's columns
 
-    def apply(self, weight: Tensor) -> Tensor:
+    def changed(self, weight: Tensor) -> Tensor:
         """Returns the changed weight, float32 in the shape of `weight`, which stays unchanged; DoRA scales the rows of
         the sum to its magnitudes."""
         if self.whole is not None:
@@ -110,7 +110,7 @@ class AdapterMerge:
             if copy.shape != tuple(weight.shape) or not copy.equals(products, range(weight.size(0))):
                 text = f"{change.module}: the adapter's copy of this weight differs from the model's"
                 raise refusal(self._adapter.name, text)
-        return change.apply(weight).to(weight.dtype).contiguous()
+        return change.changed(weight).to(weight.dtype).contiguous()
 
     def _all(self, transposed: bool) -> list[WeightChange]:
         """Returns the changes of all modules of the adapter; embeddings, and with `transposed` GPT-2's layers, store

@@ -48,15 +48,15 @@ class HostPlaces(Protocol):
     def row(self, place: int) -> npt.NDArray[np.uint8]:
         """Returns the bytes of a place, [block_bytes], without copying."""
 
-    def fill(self, place: int, name: bytes, content: bytearray) -> None: ...
+    def put(self, place: int, name: bytes, content: bytearray) -> None: ...
 
 
 class DiskObserver(Protocol):
-    """Callbacks for metrics of disk operations, on any thread; wrote() and read() count bytes of blocks."""
+    """Callbacks for metrics of disk operations, on any thread; wrote() and on_read() count bytes of blocks."""
 
     def wrote(self, num_bytes: int) -> None: ...
 
-    def read(self, num_bytes: int) -> None: ...
+    def on_read(self, num_bytes: int) -> None: ...
 
     def failed(self, what: str, reason: str) -> None:
         """Counts a failure. `what`: write or read; `reason`: full, error, wrong, late or busy."""
@@ -65,7 +65,7 @@ class DiskObserver(Protocol):
 class _NoObserver:
     def wrote(self, num_bytes: int) -> None: ...
 
-    def read(self, num_bytes: int) -> None: ...
+    def on_read(self, num_bytes: int) -> None: ...
 
     def failed(self, what: str, reason: str) -> None: ...
 
@@ -260,8 +260,8 @@ class DiskStore:
         with self._lock:
             if pending.answered:
                 return False
-            self._memory.fill(move.places[number], name, content)
-        self._observer.read(len(content))
+            self._memory.put(move.places[number], name, content)
+        self._observer.on_read(len(content))
         return True
 
     def _finish(self, pending: PendingDiskMove, number: int, *, lost: bool) -> None:

@@ -31,7 +31,7 @@ MAGIC = b"QUIREHM\x02"
 PAGE = 4096
 _HEADER = struct.Struct("<8sQQ32s32s")
 _ENTRY = struct.Struct("<32sQQ32s")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
 FIELD = "kv_offloading_region"
 FILE = "host-memory.kv"
@@ -40,9 +40,13 @@ FILE = "host-memory.kv"
 class HostRegion:
     """Region owned by one process. Any thread may set and clear entries, one thread at a time per place."""
 
-    def __init__(self, folder: WorkerFolder, identity: bytes, num_places: int, block_bytes: int) -> None:
-        """Maps the file and restores its entries, or creates it empty if size, identity or boot differ. Raises
-        InvalidArgument if there is no space, or if the folder is not in memory."""
+    def __init__(
+        self, folder: WorkerFolder, identity: bytes, num_places: int, block_bytes: int, boot_id: Path = BOOT_ID
+    ) -> None:
+        """Maps the file and restores its entries, or creates it empty if size, identity or boot differ. `boot_id`: file
+        that names the machine's boot. Raises InvalidArgument if there is no space, or if the folder is not in
+        memory."""
+        self._boot_id = boot_id
         self._identity, self._num_places, self._block_bytes = identity, num_places, block_bytes
         path = folder.path / FILE
         kind = file_system(folder.path)
@@ -110,7 +114,7 @@ class HostRegion:
 
     def _header(self) -> bytes:
         """Returns the first page of the file: sizes, identity and boot, with a checksum."""
-        boot = hashlib.sha256(_read(_BOOT).encode()).digest()
+        boot = hashlib.sha256(_read(self._boot_id).encode()).digest()
         facts = _HEADER.pack(MAGIC, self._num_places, self._block_bytes, self._identity, boot)
         return (facts + hashlib.sha256(facts).digest()).ljust(PAGE, b"\0")
 

@@ -99,7 +99,7 @@ class RankConnection:
     replies: Connection
 
     def reply(self, reply: RankReply) -> None:
-        self.replies.send_bytes(reply.encode())
+        self.replies.send_bytes(reply.to_bytes())
 
 
 def run(connection: RankConnection, placement: RankPlacement, build: Callable[[RankPlacement], RankReplica]) -> None:
@@ -152,7 +152,7 @@ class Follower:
 
     def follow(self) -> None:
         """Executes commands until STOP; a command that raises is answered with its error, and the next one follows."""
-        while (command := Command.decode(self._connection.commands.read())).kind != CommandKind.STOP:
+        while (command := Command.parse(self._connection.commands.read())).kind != CommandKind.STOP:
             try:
                 self._process(command)
             except Exception as error:

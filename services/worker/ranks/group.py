@@ -28,7 +28,7 @@ class RankGroup(Protocol):
     def size(self) -> int:
         """Number of ranks, including rank 0."""
 
-    def start(self) -> None:
+    def wait_ready(self) -> None:
         """Waits until every rank is ready for plans. Raises RankFailure."""
 
     def broadcast(self, plan: StepPlan) -> int:
@@ -88,7 +88,7 @@ class OneRank:
 
     size = 1
 
-    def start(self) -> None:
+    def wait_ready(self) -> None:
         """No-op: there is no other rank."""
 
     def broadcast(self, plan: StepPlan) -> int:

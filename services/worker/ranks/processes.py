@@ -46,7 +46,7 @@ class RankProcess(PeerRank):
         """Returns the next reply from the pipe, or None after the timeout. Raises RankFailure if the process has
         ended."""
         try:
-            return RankReply.decode(self.replies.recv_bytes()) if self.replies.poll(timeout_s) else None
+            return RankReply.parse(self.replies.recv_bytes()) if self.replies.poll(timeout_s) else None
         except (EOFError, OSError):
             raise self.failure("has ended") from None
 

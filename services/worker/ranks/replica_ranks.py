@@ -79,7 +79,7 @@ class ReplicaRanks:
         """Process ids of the ranks on this host."""
         return [rank.process.pid or 0 for rank in self.local.ranks]
 
-    def start(self) -> None:
+    def wait_ready(self) -> None:
         """Waits until every rank has built its part, loading included. Raises RankFailure."""
         for rank in self._ranks:
             rank.await_reply(0, START_TIMEOUT_S)
@@ -156,7 +156,7 @@ class ReplicaRanks:
             rank.stopping = True
         if not all(stopping) and timeout_s > 0 and self._writing.acquire(timeout=timeout_s):
             try:
-                stop = Command(0, CommandKind.STOP).encode()
+                stop = Command(0, CommandKind.STOP).to_bytes()
                 with contextlib.suppress(RankFailure):  # the host detects the end of the link
                     self.nodes.write(stop)
                 with contextlib.suppress(RankFailure):  # the processes are killed below
@@ -172,7 +172,7 @@ class ReplicaRanks:
         Raises RankFailure if a host or process cannot be reached."""
         with self._writing:
             self._number += kind in ANSWERED
-            data = Command(self._number if kind in ANSWERED else 0, kind, body).encode()
+            data = Command(self._number if kind in ANSWERED else 0, kind, body).to_bytes()
             self.nodes.write(data)
             self.local.write(data, REPLY_TIMEOUT_S)
         return self._number

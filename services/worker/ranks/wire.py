@@ -47,11 +47,11 @@ class Command:
     kind: CommandKind
     body: bytes = b""
 
-    def encode(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return HEAD.pack(self.number, self.kind) + self.body
 
     @classmethod
-    def decode(cls, data: bytes) -> Command:
+    def parse(cls, data: bytes) -> Command:
         number, kind = HEAD.unpack_from(data)
         return cls(number, CommandKind(kind), data[HEAD.size :])
 
@@ -64,11 +64,11 @@ class RankReply:
     done: bool
     text: bytes = b""  # a plan's fingerprint, an order's refusal, or the error if not done
 
-    def encode(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return HEAD.pack(self.number, self.done) + self.text
 
     @classmethod
-    def decode(cls, data: bytes) -> RankReply:
+    def parse(cls, data: bytes) -> RankReply:
         number, done = HEAD.unpack_from(data)
         return cls(number, bool(done), data[HEAD.size :])
 

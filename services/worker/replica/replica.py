@@ -104,7 +104,7 @@ class Replica:
             self._runner.heads.drop_queries(plan.changes.dropped_queries)
         slots = self._slots
         followed = self.speculation.follow(plan, self._steady)
-        inputs, new_blocks, changes = (*followed, NO_STEP_CHANGES) if followed else slots.apply(plan)
+        inputs, new_blocks, changes = (*followed, NO_STEP_CHANGES) if followed else slots.apply_plan(plan)
         if len(new_blocks.ids):
             self._record.record_allocations(new_blocks, changes.copies)
         launch = self._runner.launch(inputs, new_blocks)

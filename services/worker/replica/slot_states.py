@@ -43,7 +43,7 @@ class SlotStates:
         self.bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
         self._hashed_tokens: dict[int, I32] = {}  # by slot: tokens as admitted, with placeholders that are unknown
 
-    def apply(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, StepChanges]:
+    def apply_plan(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, StepChanges]:
         """Applies a plan: releases and admits slots, copies blocks, moves beams; returns the step to launch. Raises
         PlanViolation; the state is then undefined until clear()."""
         copies = plan.changes.copies

@@ -92,7 +92,7 @@ class ContextParallel:
         the heads read. `only_samples`: `tokens` are the sampled tokens, so the last layer may skip all others.
         """
         wanted = shares.wanted(tokens)
-        own = shares.of(self._context.rank, wanted)
+        own = shares.share_of(self._context.rank, wanted)
         self._adapters.write_rows(own)
         up = batches.upload(own, new_blocks)
         batch = batches.batch(own, up, up.sampling_tokens, only_last=only_samples)

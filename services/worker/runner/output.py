@@ -125,7 +125,7 @@ class Launch:
     def _answers(self, arrays: list[Array]) -> tuple[HeadResult, ...]:
         """Passes each head its part of the downloaded arrays and returns the heads' results, in launch order."""
         return tuple(
-            ending.finish(arrays[begin:end])
+            ending.build_result(arrays[begin:end])
             for ending, (begin, end) in zip(self._endings, pairwise(self._bounds), strict=True)
         )
 

@@ -99,7 +99,7 @@ class CostModel:
         self._has_windows = any(window for window, _ in self._layers)
         self._last, self._last_read = 0, 0  # number of the previous step and the tokens its rows read
 
-    def of(self, inputs: StepInputs) -> StepCost:
+    def cost_of(self, inputs: StepInputs) -> StepCost:
         """Returns a step's floating-point operations and the bytes it reads and writes."""
         num_tokens, num_samples = inputs.num_tokens, inputs.num_samples
         attended, kept = self._in_windows(inputs) if self._has_windows else self._without_windows(inputs)
@@ -157,7 +157,7 @@ def _sum(lengths: np.ndarray, window: int) -> int:
 class NoCostModel:
     """Cost model of models whose costs are not computed."""
 
-    def of(self, inputs: StepInputs) -> StepCost:
+    def cost_of(self, inputs: StepInputs) -> StepCost:
         return NO_COST
 
 

@@ -134,7 +134,7 @@ class StepEnding:
         plain = sampling.plain(inputs.sampling_slots) if one_each else None
         if plain is not None:
             plain.mask(logits)
-            sampled = plain.finish(step.choose(plain.choice))
+            sampled = plain.record_choice(step.choose(plain.choice))
         else:
             slots, positions, rows = self._staging.upload(
                 [inputs.sampling_slots, inputs.sample_positions, inputs.sampling_tokens]

@@ -97,7 +97,7 @@ class PlainRows:
         if self._masks is not None:
             self._masks.apply_alone(logits)
 
-    def finish(self, token_ids: Tensor) -> SampledTokens:
+    def record_choice(self, token_ids: Tensor) -> SampledTokens:
         """Wraps the rows' tokens for the host, after advancing their grammars by them, which starts building the next
         masks."""
         if self._masks is None:
@@ -125,7 +125,7 @@ class ProcessedRows:
         """Temperature, filters and seeds of the rows."""
         return self._bindings.choice
 
-    def finish(self, token_ids: Tensor) -> SampledTokens:
+    def record_choice(self, token_ids: Tensor) -> SampledTokens:
         """Passes the rows' tokens, -1 where a row has none, to the features, which update their state by them, and
         collects log-probabilities. Called once per step."""
         for feature in self._bindings.features:
@@ -209,7 +209,7 @@ class Sampler:
         """Samples one token for each row of `logits` [num_rows, shard.size] of `slots` [num_rows], ascending, and
         updates the features by them: process(), choose() and finish() in one call. May overwrite the logits."""
         ready = self.process(logits, slots, positions)
-        return ready.finish(ready.choose())
+        return ready.record_choice(ready.choose())
 
     def process(self, logits: Tensor, slots: Rows, positions: Positions) -> ProcessedRows:
         """Applies every feature and returns the rows before their tokens are chosen; a slot may have several rows (see

@@ -107,7 +107,7 @@ class SimulatedEngine:
         """Applies a plan to the slot table, sleeps for the step and delivers invented tokens; a step that completes a
         pooling request fails it. A PlanViolation ends the session."""
         try:
-            step = self._table.apply(plan)
+            step = self._table.apply_plan(plan)
         except PlanViolation as violation:
             receiver.abort_session(f"step {plan.step_id} breaks the session: {violation}")
             return

@@ -151,7 +151,7 @@ class SlotTable:
         self.non_sampling.clear()
         self.admitted_tokens[:] = [NO_TOKENS] * len(self.admitted_tokens)
 
-    def apply(self, plan: StepPlan) -> Step:
+    def apply_plan(self, plan: StepPlan) -> Step:
         """Resolves `plan` and advances the table by it, assuming that it will be executed. Raises PlanViolation, after
         which the table is unusable until clear()."""
         return self.advance(self.resolve(plan))

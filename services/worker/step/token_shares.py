@@ -61,7 +61,7 @@ class TokenShares:
             order[here] = rank * most + np.arange(len(here))
         return WantedTokens(own, order)
 
-    def of(self, rank: int, wanted: WantedTokens) -> StepInputs:
+    def share_of(self, rank: int, wanted: WantedTokens) -> StepInputs:
         """Returns the rank's part as a step of its own: its pieces are the rows, and its samples are the wanted tokens
         that it owns, padded."""
         inputs, tokens = self.inputs, self.tokens(rank)

@@ -45,7 +45,7 @@ class Grammar(Protocol):
 
     num_bytes: int  # approximate memory; 0 if unknown
 
-    def start(self) -> Matcher:
+    def new_matcher(self) -> Matcher:
         """Returns a matcher at the grammar's start."""
 
 

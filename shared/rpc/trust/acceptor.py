@@ -32,9 +32,10 @@ class HandshakeAcceptor:
     """Authenticates the callers of one service. Without a secret every caller is accepted, and one that requires a
     proof gets an error."""
 
-    def __init__(self, secret: SecretFile | None, name: str) -> None:
+    def __init__(self, secret: SecretFile | None, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Stores the identity of the accepting service. `secret`: None: every caller is accepted; `name`: role and
-        id."""
+        id; `timeout_s`: of one handshake."""
+        self._timeout_s = timeout_s
         self._secret = secret
         self._name = name
         self._num_pending = 0
@@ -57,10 +58,10 @@ class HandshakeAcceptor:
             )
         self._num_pending += 1
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 return await self._verify(context, message, service, self._secret)
         except TimeoutError:
-            raise self._refusal(f"no proof of the cluster secret within {TIMEOUT_S:g} s") from None
+            raise self._refusal(f"no proof of the cluster secret within {self._timeout_s:g} s") from None
         except Unauthenticated as error:
             raise self._refusal(error.message) from None
         finally:

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -23,6 +22,7 @@ from quire.services.frontend.request.request import Request
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from tests.observing import calls_of
 from tests.services.frontend.load import burst, overload
 from tests.services.frontend.load.overload import at
 from tests.services.frontend.running import Running, running
@@ -253,23 +253,8 @@ async def test_ten_times_the_capacity_is_refused_at_once_and_does_not_delay_admi
     assert crowded.hints == ({"2"} if edge == "http" else {"grpc-status-details-bin"})
 
 
-async def test_refusals_are_sent_before_admitted_calls_are_served(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refusals_are_sent_before_admitted_calls_are_served(folder: Path) -> None:
     """Counts operations, not time: of a burst, hardly anything is prepared before the last refusal is written."""
-    happened: list[str] = []
-    prepare, refuse = InputProcessor.prepare, Calls.log_refusal
-
-    async def watched_prepare(*args: Any) -> Any:
-        happened.append("prepared")
-        return await prepare(*args)
-
-    def watched_refuse(*args: Any) -> None:
-        happened.append("refused")
-        refuse(*args)
-
-    monkeypatch.setattr(InputProcessor, "prepare", watched_prepare)
-    monkeypatch.setattr(Calls, "log_refusal", watched_refuse)
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
         frontend.frontend.ingress.calls.preparation_queue.clock = lambda: (
@@ -280,12 +265,14 @@ async def test_refusals_are_sent_before_admitted_calls_are_served(
         callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # no call is admitted meanwhile
         for caller in callers:
             caller.sendall(sent)
-        await eventually(lambda: happened.count("refused") + happened.count("prepared") >= 100)
+        with calls_of(InputProcessor.prepare, Calls.log_refusal) as calls:
+            await eventually(lambda: len(calls) >= 100)
         for caller in callers:
             caller.close()
-    assert happened.count("refused") == 84
-    before_the_last = happened[: 100 - happened[::-1].index("refused")]
-    assert before_the_last.count("prepared") <= 4
+    happened = [call.name for call in calls]
+    assert happened.count("log_refusal") == 84
+    before_the_last = happened[: 100 - happened[::-1].index("log_refusal")]
+    assert before_the_last.count("prepare") <= 4
 
 
 async def test_a_call_of_another_tenant_is_prepared_within_a_burst(

@@ -32,6 +32,7 @@ from quire.shared.rpc.server import LIVENESS
 from quire.shared.rpc.silence import SILENCE_FACTOR
 from quire.shared.settings import SchedulerSettings
 from tests.admin import admin_of, calling
+from tests.observing import ObservedCall, calls_of
 from tests.services.scheduler.conftest import make_limits
 from tests.services.scheduler.core.beam.test_beams import exhaustive
 from tests.services.scheduler.reference_worker import EOS, VOCAB, oracle
@@ -143,7 +144,7 @@ async def test_submissions_in_one_message_are_all_accepted(start: Start) -> None
     assert frontend.num_submissions_sent == 1
 
 
-async def most_in_a_turn(counted: list[object], happened: Callable[[], bool]) -> int:
+async def most_in_a_turn(counted: list[ObservedCall], happened: Callable[[], bool]) -> int:
     """Returns the maximum growth of `counted` in one turn of the event loop, which the scheduler shares."""
     most = before = 0
     async with asyncio.timeout(60):
@@ -154,13 +155,7 @@ async def most_in_a_turn(counted: list[object], happened: Callable[[], bool]) ->
 
 
 @pytest.mark.parametrize("together", [1, 4000])
-async def test_a_large_message_is_processed_over_several_turns(
-    start: Start, together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[object] = []
-    for owner, verb in ((WorkerCluster, WorkerCluster.cancel), (Assignments, Assignments.place)):
-        counting = lambda self, *given, _verb=verb: (counted.append(given), _verb(self, *given))[1]  # noqa: E731
-        monkeypatch.setattr(owner, verb.__name__, counting)
+async def test_a_large_message_is_processed_over_several_turns(start: Start, together: int) -> None:
     bench = await start()
     hold = asyncio.Event()  # no sequence ends by itself
     await bench.worker(hold=hold)
@@ -169,11 +164,12 @@ async def test_a_large_message_is_processed_over_several_turns(
     for first in range(0, 4000, together):
         await flood.submit(first, PROMPTS[0], behind_the_last=True, num_sequences=together)
     assert flood.num_submissions_sent == 1
-    assert await most_in_a_turn(counted, lambda: len(counted) == 4000) <= 70
-    await other.submit(0, PROMPTS[1])
-    counted.clear()
-    await flood.close()
-    assert await most_in_a_turn(counted, lambda: len(counted) > 3500) <= 70
+    with calls_of(WorkerCluster.cancel, Assignments.place) as counted:
+        assert await most_in_a_turn(counted, lambda: len(counted) == 4000) <= 70
+        await other.submit(0, PROMPTS[1])
+        counted.clear()
+        await flood.close()
+        assert await most_in_a_turn(counted, lambda: len(counted) > 3500) <= 70
     hold.set()
     await other.ended(0)
 
@@ -586,7 +582,7 @@ async def test_samples_of_one_submission_share_its_prompt(start: Start) -> None:
     assert frontend.tokens[0] == frontend.tokens[1] == frontend.tokens[2]
 
 
-async def test_the_cache_is_reset_between_steps(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_reset_between_steps(start: Start) -> None:
     bench = await start()
     worker = await bench.worker()
     worker.stand_still_after(5)
@@ -596,10 +592,10 @@ async def test_the_cache_is_reset_between_steps(start: Start, monkeypatch: pytes
     async with calling(admin_of("scheduler", bench.address)) as admin:
         with pytest.raises(grpc.aio.AioRpcError, match="sequences run on w0"):
             await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
-        begun, pause = asyncio.Event(), Replica.pause
-        monkeypatch.setattr(Replica, "pause", lambda replica: (pause(replica), begun.set()))
+        begun = asyncio.Event()
         reset = asyncio.ensure_future(admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(preempt_running=True)))
-        await begun.wait()
+        with calls_of(Replica.pause, on_return=lambda _: begun.set()):
+            await begun.wait()
         worker.go_on()
         answer = await reset
     assert answer.num_blocks > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from quire.cluster import Cluster
 from tests.e2e.conftest import running_cluster
 from tests.quire.bench.modes.test_modes import LATENCIES, RATES, SMALL
-from tools.bench import kernel_programs, restart
+from tools.bench import kernel_programs
 from tools.bench.__main__ import main
 
 
@@ -79,11 +80,9 @@ def test_structured_measures_the_same_requests_with_schemas_and_without(
 
 
 @pytest.mark.slow
-def test_restart_says_what_a_killed_worker_still_had(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restart, "SETTLED_AFTER_S", 3.0)  # writers have the least priority
-    rows = bench(capsys, "restart", "--count", "3", "--num-blocks", "2000", "--kv-offloading-size", "0.05", "--json")
+def test_restart_says_what_a_killed_worker_still_had(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--count", "3", "--num-blocks", "2000", "--kv-offloading-size", "0.05")
+    rows = bench(capsys, "restart", *words, "--settle-s", "3", "--json")  # writers have the least priority
     shares = {row["kept"]: row["cached_share"] for row in rows}
     assert list(shares) == ["nothing", "region", "disk"]
     assert shares["nothing"] == 0
@@ -99,17 +98,15 @@ if __name__ == "__main__":
 """
 
 
-def test_kernel_benches_are_found_run_and_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernel_benches_are_found_run_and_collected(tmp_path: Path) -> None:
     assert "cpu" in kernel_programs.programs()
     folder = tmp_path / "kernels" / "bench"
     for name, text in (("good", PROGRAM), ("bad", PROGRAM.replace('"rate"', "1 / 0, "))):
         (folder / name).mkdir(parents=True)
         (folder / name / "__main__.py").write_text(text)
     (folder / "timing.py").write_text("")
-    monkeypatch.setattr(kernel_programs, "FOLDER", folder)
-    (row,) = bench(capsys, "kernels", "linear", "--json")
+    asked = argparse.Namespace(programs="", sections=["linear"])
+    (row,) = kernel_programs.measure(asked, folder)
     assert row == {
         "program": "good", "section": "linear", "case": "c",
         "us_ours": 2.0, "us_theirs": 3.0, "rate_GB/s": 4.0, "ratio": 1.5,

@@ -29,7 +29,7 @@ class DecodedBytes:
         self._decoders = decoders
         self.num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> None:
         """Counts more bytes. Raises ResourceExhausted."""
         self._decoders.check_available(self, num_bytes)
         self._add(num_bytes)
@@ -79,14 +79,14 @@ class BodyDecoders:
         BodyTooLarge and, if `held` is given, ResourceExhausted."""
         return _DecodedBody(receive, ContentDecoder(encodings, max_bytes), self._thread, held)
 
-    async def whole(self, data: bytes, encodings: Sequence[str], max_bytes: int, held: DecodedBytes) -> bytes:
+    async def decode(self, data: bytes, encodings: Sequence[str], max_bytes: int, held: DecodedBytes) -> bytes:
         """Returns a decoded message; its bytes are counted in `held`. Raises InvalidArgument, BodyTooLarge,
         ResourceExhausted."""
         decoder, pieces = ContentDecoder(encodings, max_bytes), []
         decoded_pieces = decoder.decode(data)
         loop = asyncio.get_running_loop()
         while (piece := await loop.run_in_executor(self._thread, next, decoded_pieces, None)) is not None:
-            held.take(len(piece))
+            held.count(len(piece))
             pieces.append(piece)
         decoder.end()
         return b"".join(pieces)
@@ -128,7 +128,7 @@ class _DecodedBody:
             piece = await self._next()
             if piece is not None:
                 if self._held is not None:
-                    self._held.take(len(piece))
+                    self._held.count(len(piece))
                 return {"type": "http.request", "body": piece, "more_body": True}
             if self._is_last:
                 self._is_over = True

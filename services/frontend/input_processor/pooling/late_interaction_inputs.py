@@ -45,7 +45,7 @@ class LateInteractionInputs:
         special_tokens = self._query_tokens if is_query else self._document_tokens
         return most - len(self._before) - len(self._after) - len(special_tokens)
 
-    def read(self, text: Sequence[int], *, is_query: bool) -> Tokenized:
+    def build(self, text: Sequence[int], *, is_query: bool) -> Tokenized:
         """Builds the input from a text's tokens, of which those beyond max_text_tokens() are cut off."""
         kept = text[: self.max_text_tokens(is_query=is_query)]
         special_tokens = self._query_tokens if is_query else self._document_tokens

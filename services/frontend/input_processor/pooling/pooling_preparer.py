@@ -112,7 +112,7 @@ class PoolingPreparer:
         parts = media_of(prompt)
         items: MediaItems = ()
         if parts:
-            read = await self._tokens.read(prompt, max_model_len, max_model_len)
+            read = await self._tokens.tokenize(prompt, max_model_len, max_model_len)
             token_ids, items = await place_media(self._media, read, parts, request, holds, max_model_len=max_model_len)
             tokenized = Tokenized(token_ids)
         else:
@@ -140,7 +140,7 @@ class PoolingPreparer:
         elif isinstance(prompt, PairPrompt):
             prompt = PairPrompt(*limit.truncate_pair(prompt.first, prompt.second, side))
         reads_end = keep is not None and side == "left"
-        tokenized = await self._tokens.read(prompt, max_model_len, None if reads_end else max_model_len)
+        tokenized = await self._tokens.tokenize(prompt, max_model_len, None if reads_end else max_model_len)
         frame = self._tokenizer.frame if framed else ([], [])
         token_ids = prompt_limits.truncate_framed(tokenized.token_ids, request, max_model_len, frame)
         lost = len(tokenized.token_ids) - len(token_ids) if reads_end else 0
@@ -157,5 +157,5 @@ class PoolingPreparer:
         limit = PromptLimit(late.max_text_tokens(is_query=prompt.is_query), self._tokenizer.longest_token)
         whole = late.text(self._traits.texts.text(prompt.text, ""), is_query=prompt.is_query)
         text = TextPrompt(limit.truncate(whole), add_special_tokens=False)
-        tokenized = await self._tokens.read(text, max_model_len, limit.max_model_len)
-        return late.read(tokenized.token_ids, is_query=prompt.is_query)
+        tokenized = await self._tokens.tokenize(text, max_model_len, limit.max_model_len)
+        return late.build(tokenized.token_ids, is_query=prompt.is_query)

@@ -15,3 +15,4 @@ class Rule:
     field: str
     holds: Callable[[Sampling], bool]
     text: str
+    part: str = ""  # attribute of Sampling without which the rule does not apply; empty: it always applies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -28,13 +28,18 @@ UNBOUNDED = -1  # for thinking_token_budget
 SEED_BOUND = 2**63
 MAX_BUDGET = 2**31 - 1  # more than any context
 MAX_REPETITION = 2**31 - 1  # in tokens; more than any context
-NO_DETECTION = RepetitionDetection(1, 2)  # satisfies every rule; used where none is requested
 PROCESSORS = "logits_processors"
 MAX_ARGUMENTS = 65536  # of names and arguments together
 
 
 def _detection(sampling: Sampling) -> RepetitionDetection:
-    return sampling.repetition_detection or NO_DETECTION
+    assert sampling.repetition_detection is not None, "the rules apply to detection alone"
+    return sampling.repetition_detection
+
+
+def _detection_rule(holds: Callable[[Sampling], bool], text: str) -> Rule:
+    """Returns a rule of repetition detection, for requests that ask for it."""
+    return Rule("repetition_detection", holds, f"repetition_detection: {text}", "repetition_detection")
 
 
 def _rule(parameter: ScalarParameter, bound: NumberBound) -> Rule:
@@ -43,7 +48,8 @@ def _rule(parameter: ScalarParameter, bound: NumberBound) -> Rule:
     def holds(sampling: Sampling) -> bool:
         return bound.holds(sampling.value(parameter.name))
 
-    return Rule(parameter.name, holds, f"{parameter.name} {bound.requirement}, got {{s.scalars[{parameter.name}]}}.")
+    text = f"{parameter.name} {bound.requirement}, got {{s.scalars[{parameter.name}]}}."
+    return Rule(parameter.name, holds, text, "scalars")
 
 
 def _beam_rule(parameter: ScalarParameter) -> Rule:
@@ -52,7 +58,7 @@ def _beam_rule(parameter: ScalarParameter) -> Rule:
     def holds(sampling: Sampling) -> bool:
         return sampling.beam_search is None or sampling.value(parameter.name) == parameter.default
 
-    return Rule(parameter.name, holds, f"{parameter.name} is not supported together with beam search.")
+    return Rule(parameter.name, holds, f"{parameter.name} is not supported together with beam search.", "scalars")
 
 
 PLAIN_RULES = (
@@ -143,26 +149,22 @@ RULES = (
         lambda s: s.allowed_token_ids is None or len(s.allowed_token_ids) > 0,
         "allowed_token_ids is not None and empty!",
     ),
-    Rule(
-        "repetition_detection",
+    _detection_rule(
         lambda s: _detection(s).min_pattern_size >= 1,
-        "repetition_detection: min_pattern_size must be at least 1, got {s.repetition_detection.min_pattern_size}.",
+        "min_pattern_size must be at least 1, got {s.repetition_detection.min_pattern_size}.",
     ),
-    Rule(
-        "repetition_detection",
+    _detection_rule(
         lambda s: _detection(s).max_pattern_size >= _detection(s).min_pattern_size,
-        "repetition_detection: max_pattern_size must be at least min_pattern_size="
+        "max_pattern_size must be at least min_pattern_size="
         "{s.repetition_detection.min_pattern_size}, got {s.repetition_detection.max_pattern_size}.",
     ),
-    Rule(
-        "repetition_detection",
+    _detection_rule(
         lambda s: _detection(s).min_count >= 2,
-        "repetition_detection: min_count must be at least 2, got {s.repetition_detection.min_count}.",
+        "min_count must be at least 2, got {s.repetition_detection.min_count}.",
     ),
-    Rule(
-        "repetition_detection",
+    _detection_rule(
         lambda s: _detection(s).max_pattern_size * _detection(s).min_count <= MAX_REPETITION,
-        f"repetition_detection: max_pattern_size * min_count must be at most {MAX_REPETITION}.",
+        f"max_pattern_size * min_count must be at most {MAX_REPETITION}.",
     ),
     Rule(
         "structured_output",
@@ -190,8 +192,11 @@ def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
 
 
 def check(sampling: Sampling) -> None:
-    """Checks the rules that need no model; raises InvalidArgument for the first field that breaks one."""
+    """Checks the rules that need no model, those of parts only where the request has the part; raises InvalidArgument
+    for the first field that breaks one."""
     for rule in RULES:
+        if rule.part and not getattr(sampling, rule.part):
+            continue
         if not rule.holds(sampling):
             raise InvalidArgument(rule.text.format(s=sampling), field=rule.field)
 
@@ -209,7 +214,8 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
         wrong = [i for i in ids if not 0 <= i < vocab_size]
         if wrong:
             raise InvalidArgument(f"{field} contains out-of-vocab token ids: {wrong[:8]}.", field=field)
-    beam_rules.check_logprobs(sampling)
+    if sampling.beam_search is not None:
+        beam_rules.check_logprobs(sampling)
     for kind, field, wanted in (
         ("sample", "logprobs", sampling.logprobs),
         ("prompt", "prompt_logprobs", sampling.prompt_logprobs),
@@ -226,9 +232,11 @@ def normalize(sampling: Sampling) -> Sampling:
         sampling = replace(sampling, temperature=0.0)
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
-    budget = sampling.thinking_token_budget
+    budget, scalars = sampling.thinking_token_budget, sampling.scalars
+    if scalars:
+        scalars = scalar_parameters.normalized(scalars, is_greedy=sampling.temperature == 0)
     normalized: dict[str, Any] = {
-        "scalars": scalar_parameters.normalized(sampling.scalars, is_greedy=sampling.temperature == 0),
+        "scalars": scalars,
         "seed": None if sampling.seed == -1 else sampling.seed,
         "thinking_token_budget": None if budget == UNBOUNDED else budget,
         "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),

@@ -93,7 +93,7 @@ class ChatFormat:
 
     def _read(self, delta: SampleDelta) -> list[Part | TextInputDelta]:
         calls = self._text_calls[delta.sample]
-        return calls.read(delta.parts or (), ended=delta.finish is not None)
+        return calls.convert(delta.parts or (), ended=delta.finish is not None)
 
     def _details(self, delta: SampleDelta) -> dict[str, Any]:
         """Returns a choice's fields other than its message: logprobs (None if not requested), finish reason and

@@ -34,7 +34,7 @@ class TextInputCalls:
         self._number = 0  # number of the open call
         self._input: InputExtractor | None = None
 
-    def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | TextInputDelta]:
+    def convert(self, parts: Iterable[Part], *, ended: bool) -> list[Part | TextInputDelta]:
         """Replaces the JSON arguments of custom tools' calls by pieces of their text input; other parts pass
         unchanged. `ended` says that no parts follow, so that held input is returned."""
         converted: list[Part | TextInputDelta] = []

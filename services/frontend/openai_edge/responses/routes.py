@@ -155,7 +155,7 @@ class ResponseRoutes:
             return stored
         is_deleted = await self._resumable.is_deleted(response_id.removeprefix(ID), tenant)
         if is_deleted or not self._resumable.may_be_copied(stored.body["created_at"]):
-            self._store.drop(response_id, tenant)
+            self._store.discard(response_id, tenant)
             return None
         return stored
 

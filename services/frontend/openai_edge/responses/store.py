@@ -75,9 +75,9 @@ class ResponseStore:
 
     def delete(self, response_id: str, tenant: str) -> None:
         self.get(response_id, tenant)
-        self.drop(response_id, tenant)
+        self.discard(response_id, tenant)
 
-    def drop(self, response_id: str, tenant: str) -> None:
+    def discard(self, response_id: str, tenant: str) -> None:
         """Deletes the response, if stored."""
         self._drop((tenant, response_id))
 

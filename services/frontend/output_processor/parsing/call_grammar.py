@@ -92,7 +92,7 @@ class ParameterTexts:
     parameter_end: str
     string_parameter: str = ""  # for formats that mark strings
 
-    def begin(self, key: str, document: Any) -> str:
+    def opening(self, key: str, document: Any) -> str:
         """Returns the text that opens the parameter `key`, with the type that its schema declares (object if it
         declares none)."""
         declared = document.get("type") if isinstance(document, dict) else None
@@ -112,7 +112,7 @@ def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
             value = (
                 parameter_value(document, tool.parameters) if tool.text_input is None else _text_input(tool.text_input)
             )
-            tag = {"type": "tag", "begin": texts.begin(key, document), "content": value, "end": texts.parameter_end}
+            tag = {"type": "tag", "begin": texts.opening(key, document), "content": value, "end": texts.parameter_end}
             written.append(tag if key in needed else optional(tag))
         return sequence(texts.function.replace("NAME", tool.name), *written, texts.function_end)
 

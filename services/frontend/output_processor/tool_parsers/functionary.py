@@ -77,7 +77,7 @@ def _arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: s
     """Reads a JSON object, or the interpreter's code up to the end of the text."""
     if name == INTERPRETER and not (yield from scan.next_is("{")):
         out = writer.start_call(name)
-        out.begin("{")
+        out.open("{")
         out.key(quoted(next(iter(schemas.parameters(name)), CODE)))
         while (yield from scan.peek()):
             out.string_part(quoted(scan.take_rest()))

@@ -35,7 +35,7 @@ class _CallReader:
         self._scan = scan
         self._writer = writer
 
-    def run(self) -> Steps[None]:
+    def read(self) -> Steps[None]:
         yield from call_blocks(self._scan, self._writer, self._markup, lambda _start: self._call())
 
     def _call(self) -> Steps[None]:
@@ -51,7 +51,7 @@ class _CallReader:
     def _object(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         """Reads an object whose keys may be bare and writes it as JSON."""
         yield from self._scan.expect("{")
-        out.begin("{")
+        out.open("{")
         yield from self._scan.skip_space()
         while not (yield from self._scan.try_text("}")):
             out.key(quoted((yield from self._key())))
@@ -73,7 +73,7 @@ class _CallReader:
     def _list(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
         """Reads a list and writes it as a JSON array."""
         yield from self._scan.expect("[")
-        out.begin("[")
+        out.open("[")
         yield from self._scan.skip_space()
         while not (yield from self._scan.try_text("]")):
             yield from self._value(out, depth + 1)
@@ -112,7 +112,7 @@ def gemma_format(start: str, end: str, delimiter: str) -> ToolFormat:
     markup = CallMarkup((start,), (end,), stray_markup=re.compile(re.escape(delimiter)))
 
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-        yield from _CallReader(markup, delimiter, scan, writer).run()
+        yield from _CallReader(markup, delimiter, scan, writer).read()
 
     return ToolFormat(read, (start, end, delimiter), starts=(start,))
 

@@ -37,7 +37,7 @@ class _CallReader:
         self._writer = writer
         self._schemas = schemas
 
-    def run(self) -> Steps[None]:
+    def read(self) -> Steps[None]:
         yield from marked_calls(self._scan, self._writer, TAGS, self._element)
 
     def _element(self, tag: Tag) -> Steps[bool]:
@@ -77,7 +77,7 @@ class _CallReader:
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    return _CallReader(scan, writer, schemas).run()
+    return _CallReader(scan, writer, schemas).read()
 
 
 PARAMETERS = text_parameters(

@@ -36,7 +36,7 @@ class _CallReader:
         self._writer = writer
         self._schemas = schemas
 
-    def run(self) -> Steps[None]:
+    def read(self) -> Steps[None]:
         yield from marked_calls(self._scan, self._writer, TAGS, self._element)
 
     def _element(self, tag: Tag) -> Steps[bool]:
@@ -128,7 +128,7 @@ def _joined(values: list[str]) -> str:
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    return _CallReader(scan, writer, schemas).run()
+    return _CallReader(scan, writer, schemas).read()
 
 
 def _call_format(tool: Tool) -> Json:

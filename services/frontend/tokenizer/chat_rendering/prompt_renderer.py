@@ -113,7 +113,9 @@ class PromptRenderer:
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
             shown = media_parts.for_template(messages, shape, self._placeholders)
             given = {"messages": shown, "tools": tools_for_template(probe.tools, shape)}
-            return self.template.run(source, scope | given | {"add_generation_prompt": probe.add_generation_prompt})
+            return self.template.evaluate(
+                source, scope | given | {"add_generation_prompt": probe.add_generation_prompt}
+            )
 
         return render
 

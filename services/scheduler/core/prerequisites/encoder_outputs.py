@@ -37,6 +37,8 @@ class EncoderOutputs(Prerequisite):
     Items get their room in order of arrival, those of one sequence together. Where sequences that share items still
     hold room that the others need, the one that has waited longest gets all of it."""
 
+    part = "media"
+
     def __init__(
         self,
         capacity: int,
@@ -138,6 +140,7 @@ class EncoderOutputs(Prerequisite):
         self._stale.discard(identifier)
         if was_stale and not failed:
             self._prepare_again(identifier)
+            self._end_deadlock()
             return []
         if not failed:
             freed = [sequence for sequence in self._cache.ready(identifier) if not self._block(sequence)]
@@ -186,6 +189,7 @@ class EncoderOutputs(Prerequisite):
             else:
                 self._requeue.block(sequence)
                 self._block(sequence)
+        self._end_deadlock()
 
     def awaits(self, identifier: bytes) -> bool:
         """Returns whether the worker has been ordered to encode this item and has not answered."""

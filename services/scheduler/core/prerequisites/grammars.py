@@ -28,6 +28,8 @@ class GrammarOrder:
 class Grammars(Prerequisite):
     """Grammars of one worker. A sequence joins its grammar when it is added to the core."""
 
+    part = "grammar_id"
+
     def __init__(self) -> None:
         super().__init__()
         limits = CacheLimits(max_idle=MAX_IDLE, max_idle_size=MAX_IDLE_BYTES)
@@ -40,13 +42,11 @@ class Grammars(Prerequisite):
         return self._cache.num_users
 
     def join(self, sequence: Sequence) -> bool:
-        return not sequence.grammar_id or self._cache.join(sequence.grammar_id, sequence.grammar_bytes, sequence)
+        return self._cache.join(sequence.grammar_id, sequence.grammar_bytes, sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """Removes a sequence from the users of its grammar, if it has one. A grammar without users is kept if it is
-        ready or being compiled, and dropped otherwise."""
-        if not sequence.grammar_id:
-            return
+        """Removes a sequence from the users of its grammar. A grammar without users is kept if it is ready or being
+        compiled, and dropped otherwise."""
         unused = self._cache.leave(sequence.grammar_id, sequence)
         if unused is not None and not unused.has_place:  # otherwise the worker is compiling it
             self._cache.remove(sequence.grammar_id)

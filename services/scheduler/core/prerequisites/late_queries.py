@@ -24,6 +24,8 @@ KEYS = itertools.count(2**62)  # keys of internal sequences; no submission has s
 class QueryVectors(Prerequisite):
     """Query vectors of one worker. A document joins its query when it is added to the core."""
 
+    part = "query"
+
     def __init__(
         self,
         max_vectors: int,

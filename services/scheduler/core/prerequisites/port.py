@@ -8,20 +8,29 @@ moves to another worker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from typing import Protocol
 
 from quire.services.scheduler.core.prerequisites.blocked import BlockedSequences
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
-class Prerequisite:
-    """One kind of resource that sequences wait for. Subclasses override what concerns them."""
+def _always(sequence: Sequence) -> bool:
+    return True
 
+
+class Prerequisite:
+    """One kind of resource that sequences wait for. Subclasses override what concerns them, and are called only for
+    sequences that they concern."""
+
+    part = ""  # attribute of sequences that names what they wait for: those without it never do; empty: any may wait
     computes_prompt = False  # a sibling computes the prompt of a blocked sequence
 
     def __init__(self) -> None:
         self._blocked: BlockedSequences = BlockedSequences()
+        self.concerns: Callable[[Sequence], object] = attrgetter(self.part) if self.part else _always
 
     @property
     def num_blocked(self) -> int:

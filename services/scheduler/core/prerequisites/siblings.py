@@ -17,6 +17,7 @@ from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequen
 class Siblings(Prerequisite):
     """Sample groups of one core. A sequence joins this prerequisite last, right before the queue."""
 
+    part = "sample_group"
     computes_prompt = True
 
     def __init__(self, requeue: Requeue) -> None:

@@ -109,7 +109,7 @@ class Admitter:
         self._starter.record_admission(sequence, start.num_cached, now)
         self._starter.start_sequence(builder, sequence, start)
         if sequence.is_query and builder.is_ending(sequence.slot):
-            state.on_prompts_scheduled([sequence])  # its documents are admitted in the same step
+            state.queue.on_prompts_scheduled([sequence])  # its documents are admitted in the same step
 
     def _has_slot(self, micro_batch: int) -> bool:
         """Returns whether a slot of this micro-batch is free, besides those reserved for beams. No micro-batch takes

@@ -26,10 +26,8 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, sequence: Sequence) -> None:
-        """Adds the deadline of a sequence, if it has one; drops entries of finished sequences when the heap has
-        become too large."""
-        if sequence.deadline == math.inf:
-            return
+        """Adds the deadline of a sequence that has one; drops entries of finished sequences when the heap has become
+        too large."""
         if len(self._heap) > MIN_HEAP_SIZE + 2 * len(self._sequences):
             self._heap = [entry for entry in self._heap if entry[1] in self._sequences]
             heapq.heapify(self._heap)

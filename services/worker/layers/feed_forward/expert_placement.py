@@ -65,7 +65,7 @@ class ExpertPlacement:
         self._places.copy_(torch.from_numpy(places))
         self._ranks.copy_(torch.from_numpy(ranks))
 
-    def of(self, ids: Tensor) -> Tensor:
+    def places_of(self, ids: Tensor) -> Tensor:
         """Maps expert ids int32 [num_tokens, top_k] to places on this rank; NO_EXPERT for those that other ranks
         compute."""
         return self._by_turn(self._places, ids)

@@ -319,7 +319,7 @@ class SparseMLP:
         if self.load is not None:
             chosen = ids.flatten().long()
             self.load.scatter_add_(0, chosen, chosen.new_ones(()).expand_as(chosen))
-        return self.places.of(ids), None
+        return self.places.places_of(ids), None
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
         """Adds the layer's output for the normalized `residual` to it in place; for steps of one token.

@@ -29,7 +29,7 @@ from quire.shared.logs import logger
 log = logger("worker.loading")
 
 MOST_THREADS = 8
-PIECE = 32 << 20  # bytes of a pinned buffer, two per thread; also the minimum work submitted to a thread
+PIECE_BYTES = 32 << 20  # of a pinned buffer, two per thread; also the minimum work submitted to a thread
 MOST_WAITING = 16  # submitted work items
 LOG_INTERVAL_S = 2.0
 
@@ -43,8 +43,10 @@ class WeightCopier:
     Counts loaded bytes in `progress` and logs the rate. Used by one thread; close() ends the pool.
     """
 
-    def __init__(self, num_threads: int, progress: Progress | None = None) -> None:
-        """Creates a pool of `num_threads` threads; 0: the caller's thread copies at once."""
+    def __init__(self, num_threads: int, progress: Progress | None = None, *, piece_bytes: int = PIECE_BYTES) -> None:
+        """Creates a pool of `num_threads` threads; 0: the caller's thread copies at once. `piece_bytes`: size of a
+        pinned buffer."""
+        self._piece_bytes = piece_bytes
         self._progress = progress or Progress()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load") if num_threads else None
         self._found: list[Pair] = []
@@ -91,12 +93,13 @@ class WeightCopier:
             os.close(self._files.popitem()[1])
 
     def _put(self, read: Tensor | StoredTensor, destination: Tensor) -> None:
-        """Counts the tensor, then copies it at once or adds it to a batch that is submitted from PIECE bytes on."""
+        """Counts the tensor, then copies it at once or adds it to a batch that is submitted from the bytes of a piece
+        on."""
         self._progress.loaded_bytes += destination.nbytes
         if self._pool is not None:
             self._found.append((read, destination))
             self._found_bytes += destination.nbytes
-            if self._found_bytes >= PIECE:
+            if self._found_bytes >= self._piece_bytes:
                 self._give(self._pool)
         else:
             assert isinstance(read, Tensor), "checked by can_copy()"
@@ -136,7 +139,7 @@ class WeightCopier:
                     destination.copy_(tensor)
                 return
             if not hasattr(self._thread_local, "staging"):
-                self._thread_local.staging = CopyStaging(producer_stream.device, self._files)
+                self._thread_local.staging = CopyStaging(producer_stream.device, self._files, self._piece_bytes)
                 self._streams.append(self._thread_local.staging.stream)
             self._thread_local.staging.copy(pairs, producer_stream)
 
@@ -144,9 +147,10 @@ class WeightCopier:
 class CopyStaging:
     """Two pinned buffers and the CUDA stream of one thread: one buffer is filled while the other is copied."""
 
-    def __init__(self, device: torch.device, files: dict[Path, int]) -> None:
+    def __init__(self, device: torch.device, files: dict[Path, int], piece_bytes: int) -> None:
         self.stream = torch.cuda.Stream(device)
-        self._pieces = [_Piece(files), _Piece(files)]
+        self._piece_bytes = piece_bytes
+        self._pieces = [_Piece(files, _pinned(piece_bytes)) for _ in range(2)]
 
     def copy(self, pairs: Sequence[Pair], producer_stream: torch.cuda.Stream) -> None:
         """Copies the pairs on the thread's stream, after the work in `producer_stream`, whose kernels may still read
@@ -161,7 +165,7 @@ class CopyStaging:
                 if isinstance(read, Tensor) and not _lie_alike(read, destination):
                     destination.copy_(read)
                     continue
-                for source, target in _parts(read, destination):
+                for source, target in _parts(read, destination, self._piece_bytes):
                     if not piece.takes(source):
                         piece.send(self.stream)
                         piece = self._next()
@@ -192,7 +196,7 @@ class _Piece:
     """Pinned buffer with the byte ranges to fill it and the destinations of its content."""
 
     files: dict[Path, int]
-    memory: Tensor = field(default_factory=lambda: torch.empty(PIECE, dtype=torch.uint8, pin_memory=True))
+    memory: Tensor  # uint8, pinned
     taken: torch.cuda.Event = field(default_factory=torch.cuda.Event)
     sources: list[_Source] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
@@ -201,7 +205,7 @@ class _Piece:
 
     def takes(self, source: _Source) -> bool:
         """Returns whether the source fits into the rest of the buffer."""
-        return self.num_bytes + source.num_bytes <= PIECE
+        return self.num_bytes + source.num_bytes <= self.memory.nbytes
 
     def add(self, source: _Source, target: Tensor) -> None:
         """Appends a source and its destination; a source that continues the last one in a file extends that read."""
@@ -250,15 +254,19 @@ def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
     return alike and tensor.is_contiguous() and destination.is_contiguous()
 
 
-def _parts(read: Tensor | StoredTensor, destination: Tensor) -> Iterator[tuple[_Source, Tensor]]:
-    """Splits a tensor into ranges of at most PIECE bytes, each with its destination as uint8."""
+def _pinned(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _parts(read: Tensor | StoredTensor, destination: Tensor, piece_bytes: int) -> Iterator[tuple[_Source, Tensor]]:
+    """Splits a tensor into ranges of at most `piece_bytes`, each with its destination as uint8."""
     path, start = (None, read.data_ptr()) if isinstance(read, Tensor) else (read.path, read.start)
     target = destination.view(-1).view(torch.uint8)
-    if target.nbytes <= PIECE:
+    if target.nbytes <= piece_bytes:
         yield _Source(path, start, target.nbytes), target
         return
-    for begin in range(0, target.nbytes, PIECE):
-        part = target[begin : begin + PIECE]
+    for begin in range(0, target.nbytes, piece_bytes):
+        part = target[begin : begin + piece_bytes]
         yield _Source(path, start + begin, part.nbytes), part
 
 

@@ -26,7 +26,7 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
             destination.fill_(0.0 if name.endswith(".bias") else 1.0)
         else:
             _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
-        storage.release((name,))
+        storage.mark_filled((name,))
     model.finish()
 
 

@@ -41,7 +41,7 @@ class LayerStorage:
             if name in self._filling:
                 self._filling[name].allocate()
 
-    def release(self, names: Collection[str]) -> None:
+    def mark_filled(self, names: Collection[str]) -> None:
         """Marks these tensors as filled; finishes and deallocates each layer whose last tensor is among them, after
         settle()."""
         for name in names:

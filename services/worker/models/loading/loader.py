@@ -114,7 +114,7 @@ def _load(
     def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
         storage.allocate(covered)
         _copy(name, source, destination, copies)
-        storage.release(covered)
+        storage.mark_filled(covered)
 
     try:
         _place(model, sources, given, take, is_on_other_stage, progress=progress)

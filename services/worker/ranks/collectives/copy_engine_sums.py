@@ -32,7 +32,7 @@ class RowPieces:
     min_rows: int  # per piece
     max_pieces: int
 
-    def of(self, num_rows: int) -> list[range]:
+    def split(self, num_rows: int) -> list[range]:
         """Returns the pieces of `num_rows` rows, of equal size but the last; one piece if there are few rows."""
         count = max(1, min(self.max_pieces, num_rows // self.min_rows))
         size = max(1, -(-num_rows // count))
@@ -113,7 +113,7 @@ class CopyEngineSums:
         """Returns the pieces of the rows; one piece while a CUDA graph is captured, which would record one call's flag
         values."""
         is_recorded = self._region.is_cuda and torch.cuda.is_current_stream_capturing()
-        return [range(num_rows)] if is_recorded else self.pieces.of(num_rows)
+        return [range(num_rows)] if is_recorded else self.pieces.split(num_rows)
 
     def overlapped_all_reduce(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the sum over both ranks of make(rows), computed for one cut of rows after the other while the

@@ -114,7 +114,7 @@ class HostHandshake:
         if not meeting.is_proved(channel.receive(MAX_HANDSHAKE_BYTES), self._secrets, "server"):
             raise Unauthenticated(f"{self.address} did not prove knowledge of the cluster's secret")
 
-    def accept(self, channel: Channel) -> int:
+    def authenticate(self, channel: Channel) -> int:
         """Authenticates on rank 0's host; returns the node number of the dialling host. Raises Unauthenticated and
         OSError."""
         if self.serving is not None:

@@ -43,7 +43,7 @@ def dial(
         try:
             channel = Channel(socket.create_connection((host, port), timeout=DIAL_TIMEOUT_S))
             handshake.connect(channel, node)
-            return channel, Welcome.decode(channel.receive())
+            return channel, Welcome.parse(channel.receive())
         except (OSError, Unavailable) as error:  # not started yet, or about to end
             if channel is not None:
                 channel.close()
@@ -114,7 +114,7 @@ class NodeRanks:
             self._num_silent_checks = 0
             if not frame:
                 continue
-            is_last = Command.decode(frame).kind == CommandKind.STOP
+            is_last = Command.parse(frame).kind == CommandKind.STOP
             for rank in self.processes.ranks:
                 rank.stopping = is_last
             self.processes.write(frame, WRITE_TIMEOUT_S)

@@ -89,7 +89,7 @@ class Node:
         by_number = {rank.number: rank for rank in self.ranks}
         if kind == wire.ANSWER:
             (rank,) = wire.RANK.unpack_from(body)
-            by_number[rank].replies.put(RankReply.decode(body[wire.RANK.size :]))
+            by_number[rank].replies.put(RankReply.parse(body[wire.RANK.size :]))
         elif kind == wire.HEARTBEATS:
             for number, heartbeat in wire.read_heartbeats(body).items():
                 by_number[number].heartbeat = heartbeat
@@ -163,8 +163,8 @@ class Nodes:
         handshake, an unknown node or a second connection is logged and closed."""
         try:
             channel.set_timeout(HANDSHAKE_TIMEOUT_S)
-            number = self._handshake.accept(channel)
-            welcome = self._welcome(placement).encode()
+            number = self._handshake.authenticate(channel)
+            welcome = self._welcome(placement).to_bytes()
             with self._joining:
                 node = self._expected_node(number)
                 channel.send(welcome)

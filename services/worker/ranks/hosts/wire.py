@@ -32,11 +32,11 @@ class Welcome:
     per_host: int
     settings: dict[str, Any]
 
-    def encode(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, frame: bytes) -> Welcome:
+    def parse(cls, frame: bytes) -> Welcome:
         return cls(**json.loads(frame))
 
 

@@ -67,7 +67,7 @@ class GrammarMasks:
         grammar = self._grammars.grammar(admission.grammar_id) if self._grammars else None
         if grammar is None:
             raise FailedPrecondition(f"grammar {admission.grammar_id.hex()} has not been prepared")
-        sequence = self.slots[slot] = ConstrainedSequence(slot, grammar.start(), admission, self.shard.vocab_size)
+        sequence = self.slots[slot] = ConstrainedSequence(slot, grammar.new_matcher(), admission, self.shard.vocab_size)
         self.admitted[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
 
     def release(self, slot: int) -> None:

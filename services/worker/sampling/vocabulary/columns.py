@@ -42,6 +42,10 @@ class ChoiceColumns:
     min_p: Tensor | None = None
     max_kept: int = field(default=0, kw_only=True)
     """Upper bound of the tokens that a row with top_k or top_p keeps; 0: not bounded by a few."""
+    all: tuple[Tensor | None, ...] = field(init=False, repr=False)  # the columns above, which every step passes on
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all", (self.temperature, self.top_k, self.top_p, self.min_p))
 
     @property
     def have_filters(self) -> bool:
@@ -51,10 +55,6 @@ class ChoiceColumns:
         """Returns the columns of some rows; `max_kept` stays the bound over all of them."""
         columns = (None if column is None else column[rows] for column in self.all)
         return ChoiceColumns(*columns, max_kept=self.max_kept)
-
-    @property
-    def all(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        return self.temperature, self.top_k, self.top_p, self.min_p
 
     def min_p_threshold(self, tops: Tensor) -> Tensor | None:
         """Returns the logits below which min_p drops tokens, [num_rows]; None if no row uses it. `tops`: [num_rows, 1],

@@ -71,7 +71,7 @@ class LLGuidanceGrammar:
     def __init__(self, pristine: LLMatcher) -> None:
         self._pristine = pristine
 
-    def start(self) -> LLGuidanceMatcher:
+    def new_matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._pristine.deep_copy())
 
 

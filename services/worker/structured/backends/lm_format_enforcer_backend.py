@@ -245,7 +245,7 @@ class FormatEnforcerGrammar:
         self._automaton = tokens.automaton(parser) if parser else None
         self.num_bytes = MAX_KEPT_MASKS * tokens.num_words * 4 if parser else 0  # once the cache is full
 
-    def start(self) -> FormatEnforcerMatcher:
+    def new_matcher(self) -> FormatEnforcerMatcher:
         """Returns a matcher at the grammar's start: with the shared parser of a regular expression, or a new JSON
         parser."""
         parser = self._parser or json_parser(self._schema, self._tokens.alphabet)

@@ -89,7 +89,7 @@ class OutlinesGrammar:
         self.num_bytes = num_bytes
         self._vocabulary = vocabulary
 
-    def start(self) -> OutlinesMatcher:
+    def new_matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self._index, self._vocabulary)
 
 

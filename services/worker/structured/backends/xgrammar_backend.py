@@ -75,7 +75,7 @@ class XGrammarGrammar:
         self.num_bytes = int(compiled.memory_size_bytes)
         self._vocabulary = vocabulary
 
-    def start(self) -> XGrammarMatcher:
+    def new_matcher(self) -> XGrammarMatcher:
         return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary.tokenizer)
 
 

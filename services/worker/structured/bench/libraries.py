@@ -42,7 +42,7 @@ class BenchLibrary:
             raise SchemaRejected(error.message) from None
 
     def start(self, grammar: Grammar) -> Matcher:
-        return grammar.start()
+        return grammar.new_matcher()
 
     def fill(self, matcher: Matcher, mask: I32) -> None:
         """Fills `mask`, int32 [1, num_words]."""

@@ -35,7 +35,7 @@ Chunks = list[tuple[int, int]]
 
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPAN", 64)
+    tune(monkeypatch, "batch_invariant.attention", span=64)
     if not ON_GPU:
         ordered_dot.use(monkeypatch)
 

@@ -46,7 +46,7 @@ async def redis(server: RedisServer) -> AsyncIterator[Any]:
 
 
 async def read(keys: RedisKeys) -> set[bytes]:
-    await keys.read()
+    await keys.reload()
     return set(keys.keys())
 
 

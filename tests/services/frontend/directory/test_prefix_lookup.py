@@ -25,6 +25,7 @@ from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.prefix_index import WorkerEntry, WorkerMatch
+from tests.observing import calls_of
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published_caches import BLOCK_SIZE, Published
 from tests.services.frontend.running import Running, running
@@ -337,24 +338,16 @@ async def test_a_request_that_is_cancelled_leaves_the_turn_to_others() -> None:
     await trial.lookup.close()
 
 
-def test_hashes_are_computed_once_and_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = 0
-    chain = block_hash.chain
-
-    def counting(parent: bytes, tokens: bytes, block_size: int) -> list[bytes]:
-        nonlocal hashed
-        found = chain(parent, tokens, block_size)
-        hashed += len(found)
-        return found
-
-    root = block_hash.root_hash(salt="s")
-    monkeypatch.setattr(block_hash, "chain", counting)
-    hashes = PromptHashes(root, i32_bytes(PROMPT))
-    assert hashes.block_hashes(16) == hashes.block_hashes(16) == chain(root, i32_bytes(PROMPT), 16)
-    assert hashed == 20
-    output = array("i", range(40))
-    assert hashes.block_hashes_with_output(16, output.tobytes()) == chain(root, i32_bytes([*PROMPT, *output]), 16)
-    assert hashed == 23
+def test_hashes_are_computed_once_and_continued() -> None:
+    chain, root = block_hash.chain, block_hash.root_hash(salt="s")
+    hashes, output = PromptHashes(root, i32_bytes(PROMPT)), array("i", range(40))
+    with calls_of(block_hash.chain) as calls:
+        first, again = hashes.block_hashes(16), hashes.block_hashes(16)
+        assert sum(len(call.result) for call in calls) == 20
+        continued = hashes.block_hashes_with_output(16, output.tobytes())
+        assert sum(len(call.result) for call in calls) == 23
+    assert first == again == chain(root, i32_bytes(PROMPT), 16)
+    assert continued == chain(root, i32_bytes([*PROMPT, *output]), 16)
     assert hashes.block_hashes_with_output(500, output.tobytes()) == []
     assert hashes.block_hashes_with_output(64, i32_bytes(range(300))) == chain(
         root, i32_bytes([*PROMPT, *range(300)]), 64

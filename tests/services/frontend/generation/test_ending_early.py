@@ -13,9 +13,9 @@ import grpc.aio
 import pytest
 
 from quire.services.frontend.grpc_edge import errors
-from quire.shared.errors import QuireError
 from quire.shared.pb.common.v1 import finish_pb2, sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
+from tests.observing import calls_of
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.waiting import eventually
@@ -104,11 +104,8 @@ async def test_a_deadline_is_sent_along_and_ends_the_call(folder: Path) -> None:
     assert metrics["quire_frontend_cancellations_total{reason=deadline}"] == 1
 
 
-async def test_expired_calls_are_ended_by_grpc_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expired_calls_are_ended_by_grpc_alone(folder: Path) -> None:
     """A status sent at that moment leaks memory in gRPC."""
-    told: list[QuireError] = []
-    status_of = errors.status_of
-    monkeypatch.setattr(errors, "status_of", lambda error: told.append(error) or status_of(error))
     async with serving(folder) as (script, frontend):
         script.pause()
 
@@ -118,11 +115,12 @@ async def test_expired_calls_are_ended_by_grpc_alone(folder: Path, monkeypatch: 
                     pass
             return ended.value.code()
 
-        codes = await asyncio.gather(*(late() for _ in range(8)))
-        assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        await script.until(lambda: not script.num_running)
-        await frontend.until_idle()
-    assert told == []
+        with calls_of(errors.status_of) as statuses:
+            codes = await asyncio.gather(*(late() for _ in range(8)))
+            assert set(codes) == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            await script.until(lambda: not script.num_running)
+            await frontend.until_idle()
+    assert statuses == []
 
 
 async def test_a_deadline_that_passes_while_no_worker_is_there(folder: Path) -> None:

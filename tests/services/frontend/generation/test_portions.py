@@ -5,35 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from quire.services.frontend.bounds.bodies.heavy_work import TURNS_OF_OTHERS
 from quire.services.frontend.generation import generation
 from quire.services.frontend.input_processor.prepared_prompt import PromptRequestBuilder
 from quire.services.frontend.scheduler_client.client import SchedulerClient
+from tests.observing import calls_of
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.waiting import eventually, loop_turns
 
-PROMPTS = 40
+PROMPTS = 400
 
 
-async def test_a_request_that_needs_ten_turns_waits_for_two_portions_of_a_large_call_at_most(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_that_needs_ten_turns_waits_for_two_portions_of_a_large_call_at_most(folder: Path) -> None:
     """Counts the prompts of a call that are prepared or submitted within any ten turns of the event loop, which a first
     token of another client needs."""
-    turns, done, build, submit = 0, list[int](), PromptRequestBuilder.build, SchedulerClient.submit
-
-    def noted_build(self: PromptRequestBuilder, *given: Any) -> Any:
-        done.append(turns)
-        return build(self, *given)
-
-    def noted_submit(self: SchedulerClient, *given: Any) -> None:
-        done.append(turns)
-        submit(self, *given)
+    turns, done = 0, list[int]()
 
     async def count() -> None:
         nonlocal turns
@@ -41,24 +29,22 @@ async def test_a_request_that_needs_ten_turns_waits_for_two_portions_of_a_large_
             turns += 1
             await loop_turns()
 
-    monkeypatch.setattr(PromptRequestBuilder, "build", noted_build)
-    monkeypatch.setattr(SchedulerClient, "submit", noted_submit)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         others = asyncio.create_task(count())
-        body = {"prompt": ["x"] * 512, "max_tokens": 2, "ignore_eos": True, "return_token_ids": True}
-        answer = (await frontend.http.post("/v1/completions", json=body)).json()
+        body = {"prompt": ["x"] * PROMPTS, "max_tokens": 2, "ignore_eos": True, "return_token_ids": True}
+        with calls_of(PromptRequestBuilder.build, SchedulerClient.submit, on_call=lambda _: done.append(turns)):
+            answer = (await frontend.http.post("/v1/completions", json=body)).json()
         others.cancel()
-    assert [len(choice["token_ids"]) for choice in answer["choices"]] == [2] * 512
+    assert [len(choice["token_ids"]) for choice in answer["choices"]] == [2] * PROMPTS
     assert len({str(choice["prompt_token_ids"]) for choice in answer["choices"]}) == 1
-    assert len(done) == 2 * 512
+    assert len(done) == 2 * PROMPTS
     portion = generation.TOKENS_IN_A_TURN // generation.PER_SAMPLE_COST_TOKENS
     for first, turn in enumerate(done):
         assert sum(later < turn + TURNS_OF_OTHERS for later in done[first:]) <= 2 * portion
 
 
-async def test_a_disconnect_between_two_portions_leaks_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "TOKENS_IN_A_TURN", 0)
+async def test_a_disconnect_between_two_portions_leaks_nothing(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         for leave_after in range(1, 12):

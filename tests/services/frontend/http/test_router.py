@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from quire.services.frontend.composition.dialects import DIALECTS
-from quire.services.frontend.http import router
 from quire.services.frontend.http.document.openapi import install_openapi
 from quire.services.frontend.http.router import LazyRoute, Router
 from quire.shared.errors import InvalidArgument
+from tests.observing import calls_of
 
 
 async def greet(name: str, times: int = 1) -> dict[str, str]:
@@ -24,16 +24,12 @@ async def drop(name: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def built() -> Iterator[list[str]]:
     """Returns the paths of the routes built so far, in order."""
     paths: list[str] = []
-    late = LazyRoute.__init__
-
-    def noting(route: LazyRoute, path: str, build: Callable[[], router.BaseRoute], **settings: bool) -> None:
-        late(route, path, lambda: (paths.append(path), build())[1], **settings)
-
-    monkeypatch.setattr(LazyRoute, "__init__", noting)
-    return paths
+    build = vars(LazyRoute)["built"].func
+    with calls_of(build, on_call=lambda call: paths.append(call.arguments["self"].path_format)):
+        yield paths
 
 
 @pytest.fixture

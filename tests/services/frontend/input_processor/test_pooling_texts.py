@@ -66,7 +66,7 @@ def request(prompt: Prompt, *, pooling: Pooling | None = None, **fields: object)
 
 async def prepared(reading: InputProcessor, asked: Request, max_model_len: int = 8) -> PreparedPrompt:
     reading.check(asked, max_model_len)
-    with reading.holding_media() as media:
+    with reading.holding_media(asked) as media:
         (found,) = await reading.prepare(asked, ClusterLimits(max_model_len, 0, frozenset()), media)
     return found
 

@@ -250,7 +250,7 @@ async def test_sglang_audio_data(served: Served) -> None:
         status, said = await served.refusal("/generate", text=words, **{field: data})
         assert (status, reason in said) == (400, True), said
     status, said = await served.refusal("/generate", text=[words, "b"], audio_data=[b64(clip)])
-    assert (status, "audio_data has clips for 1 prompts; there are 2" in said) == (400, True)
+    assert (status, "audio_data has sound for 1 prompts; there are 2" in said) == (400, True)
 
 
 @pytest.mark.parametrize(

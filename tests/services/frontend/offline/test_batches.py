@@ -20,6 +20,7 @@ from quire.services.frontend.offline.batches import BatchStore
 from quire.services.frontend.offline.files import FileStore
 from quire.shared import batch_lines
 from quire.shared.errors import ResourceExhausted
+from tests.observing import calls_of
 from tests.services.frontend.running import Running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.services.frontend.tool_model import tool_model_folder, tool_server
@@ -251,18 +252,17 @@ async def test_without_a_folder_there_are_none(tool_model: Path) -> None:
         assert (await frontend.http.get("/v1/batches")).status_code == 400
 
 
-async def test_lines_are_validated_in_a_separate_process(
-    tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lines_are_validated_in_a_separate_process(tool_model: Path, tmp_path: Path) -> None:
     """Checks that lines are validated in a process: tens of thousands of JSON documents would block the loop for
     seconds."""
-    monkeypatch.setattr(batch_lines, "check_file", None)
     async with serving(tool_model, tmp_path) as (_, client, _script):
-        good = await begun(client, written(line(1), line(2)))
-        bad = await begun(client, written(line(1), line(1)))
-        assert (await ended(client, good.id)).status == "completed"
-        assert (failed := await ended(client, bad.id)).status == "failed"
-        assert "is also used in an earlier line" in failed.errors.data[0].message
+        with calls_of(batch_lines.check_file) as checks:
+            good = await begun(client, written(line(1), line(2)))
+            bad = await begun(client, written(line(1), line(1)))
+            assert (await ended(client, good.id)).status == "completed"
+            assert (failed := await ended(client, bad.id)).status == "failed"
+            assert "is also used in an earlier line" in failed.errors.data[0].message
+    assert not checks
 
 
 async def test_too_long_lines_are_reported_and_not_read_completely(tool_model: Path, tmp_path: Path) -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
 
+from quire.services.frontend.composition.timing import FrontendTiming
 from tests.redis_server import RedisServer
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import SLOWLY_S, ScriptedScheduler, count_up, scheduler, slowly
 from tests.services.frontend.streams.reading import first
+
+
+@dataclass(slots=True)
+class Clock:
+    """Clock of the retention of streams: the system's, or ahead of it."""
+
+    ahead_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
 
 
 class Pair(NamedTuple):
@@ -23,6 +36,7 @@ class Pair(NamedTuple):
     b: Running
     script: ScriptedScheduler
     redis: RedisServer
+    clock: Clock
 
     def ask_redis(self) -> Any:
         return redis.Redis.from_url(self.redis.url)
@@ -60,6 +74,8 @@ class Pair(NamedTuple):
 @asynccontextmanager
 async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIterator[Pair]:
     """Two frontends whose settings name the scheduler: Redis is used for streams only."""
+    clock = Clock()
+    settings["timing"] = FrontendTiming(stream_clock=clock)
     async with (
         scheduler(ScriptedScheduler(count_up, step_s=SLOWLY_S, max_model_len=4096)) as script,
         running(folder, script.address, redis=server.url, id="a", **settings) as a,
@@ -68,4 +84,4 @@ async def paired(folder: Path, server: RedisServer, **settings: Any) -> AsyncIte
         for one in (a, b):  # a suspended machine must not expire a live producer
             pool = one.frontend.core.streams.store._redis.connection_pool
             pool.connection_kwargs |= {"socket_timeout": 60, "socket_connect_timeout": 60}
-        yield Pair(a, b, script, server)
+        yield Pair(a, b, script, server, clock)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -176,9 +175,7 @@ async def test_a_request_that_the_next_frontend_cannot_read_stays_for_another(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_background_response_need_not_be_polled_before_it_ends(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+async def test_a_background_response_need_not_be_polled_before_it_ends(pair: Pair, stream: bool) -> None:
     """An unread stream is cancelled after its retention; a background response runs to its end unpolled."""
     name = f"unread-{stream}"
     body = {**LONG, "request_id": name, "max_output_tokens": 200}
@@ -190,9 +187,9 @@ async def test_a_background_response_need_not_be_polled_before_it_ends(
     streams = pair.a.frontend.core.streams
     (made,) = (made for key, made in streams.local.items() if key.request_id == name)
     await eventually(lambda: not made.stream.num_readers)
-    with monkeypatch.context() as later:
-        later.setattr(streams, "_clock", lambda: time.monotonic() + 400)
-        streams.expire(made.stream)
+    pair.clock.ahead_s = 400
+    streams.expire(made.stream)
+    pair.clock.ahead_s = 0
     pair.script.resume()
     done = await until(pair.a, f"resp_{name}", "incomplete", "cancelled")
     assert done["status"] == ("cancelled" if stream else "incomplete")
@@ -310,10 +307,10 @@ async def test_a_stream_that_may_not_be_continued_fails(pair: Pair, monkeypatch:
     response = await begun(pair.a, request_id=name)
     await until(pair.a, response["id"], "in_progress")
     await pair.kill_maker(name)
-    monkeypatch.setattr(pair.b.frontend.core.streams, "restorers", {})
-    failed = await until(pair.b, response["id"], "failed", "in_progress")
-    assert failed["status"] == "in_progress"  # a frontend of another version may be able to
-    monkeypatch.undo()
+    with monkeypatch.context() as other_version:
+        other_version.delitem(pair.b.frontend.core.streams.restorers, "/v1/responses")
+        failed = await until(pair.b, response["id"], "failed", "in_progress")
+        assert failed["status"] == "in_progress"  # a frontend of another version may be able to
     await pair.b.http.post(f"/v1/responses/{response['id']}/cancel")
     await until(pair.b, response["id"], "cancelled")
 

@@ -17,11 +17,12 @@ from quire.services.frontend.output_processor.answer_formats import AnswerFormat
 from quire.services.frontend.request.request import ChatPrompt, Request, Sampling
 from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import ChatRenderer
 from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PromptRenderer, RendererConfig
-from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget, RenderBudgets
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1.sampling_pb2 import StructuredOutput
+from tests.observing import calls_of
 from tests.priorities import has_stepped_back
 from tests.services.frontend.tiny_folder import CHATML, END, byte_level_tokenizer, write_folder
 from tests.services.frontend.tokenizer.template_families import source
@@ -112,13 +113,18 @@ async def test_a_process_that_is_killed_is_started_again(conversations: ChatRend
     assert await conversations.sections(chat_prompt(FILLING)) == expected
 
 
-async def test_short_conversations_of_a_stopped_process_are_rendered_by_the_other(
-    conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_short_conversations_of_a_stopped_process_are_rendered_by_the_other(tmp_path: Path) -> None:
+    budgets = RenderBudgets(light=RenderBudget(1.0, 0.5))
+    tokenizer = Tokenizer(write_folder(tmp_path, chat_template=TEMPLATE), 1, render_budgets=budgets)
+    with contextlib.closing(tokenizer):
+        await check_that_the_other_renders(tokenizer.chat_renderer)
+
+
+async def check_that_the_other_renders(conversations: ChatRenderer) -> None:
+    """Stops the process for short conversations and checks that the other one renders one."""
     expected = await conversations.sections(chat_prompt("hello"))
     pid = conversations.pids[0]
     assert pid is not None
-    monkeypatch.setattr(conversations.light, "_budget", RenderBudget(1.0, 0.05))
     os.kill(pid, signal.SIGSTOP)
     assert await conversations.sections(chat_prompt("hello")) == expected
     assert conversations.pids[0] is None
@@ -145,13 +151,11 @@ async def test_short_conversations_are_rendered_before_long_ones(conversations: 
     assert order == [9, 1, 5, 7]
 
 
-async def test_templates_do_not_run_in_this_process(
-    conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("render", "run"):
-        monkeypatch.setattr(ChatTemplate, name, None)
-    assert await conversations.sections(chat_prompt(*["hello"] * 4000))
-    assert await conversations.sections(chat_prompt("hello"))
+async def test_templates_do_not_run_in_this_process(conversations: ChatRenderer) -> None:
+    with calls_of(ChatTemplate.render, ChatTemplate.evaluate) as calls:
+        assert await conversations.sections(chat_prompt(*["hello"] * 4000))
+        assert await conversations.sections(chat_prompt("hello"))
+    assert not calls
 
 
 def test_the_message_shape_is_logged_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,14 +189,13 @@ async def test_the_processes_have_a_lower_priority(conversations: ChatRenderer) 
         assert has_stepped_back(pid)
 
 
-async def test_the_answer_start_is_determined_in_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_answer_start_is_determined_in_the_process(tmp_path: Path) -> None:
     """Checks that formats of answers apply after the reasoning, which templates may begin themselves."""
     tokenizer = Tokenizer(tool_model_folder(tmp_path / "talking"), 1)
     formats = AnswerFormats("auto", "qwen3", tokenizer)
     form = StructuredOutput(regex="[a-z]{1,5}")
-    with contextlib.closing(tokenizer):
+    with contextlib.closing(tokenizer), calls_of(ChatTemplate.render) as renderings:
         await tokenizer.chat_renderer.sections(chat_prompt(FILLING))
-        monkeypatch.setattr(ChatTemplate, "render", None)
         tags = []
         for begun in (False, True):
             prompt = chat_prompt(*["hello"] * 4000, template_variables={"enable_thinking": begun})
@@ -200,6 +203,7 @@ async def test_the_answer_start_is_determined_in_the_process(tmp_path: Path, mon
             sampling = (await formats.with_constraint(request)).sampling
             assert sampling.structured_output is not None
             tags.append(sampling.structured_output.structural_tag)
+    assert not renderings
     assert "<think>" in tags[0]
     assert "<think>" not in tags[1]
     assert "</think>" in tags[1]

@@ -17,6 +17,7 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2
 from tests.admin import admin_of, calling
+from tests.observing import calls_of
 from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
 from tests.services.scheduler.test_service import PROMPTS, SchedulerHarness, Start, start
@@ -486,22 +487,16 @@ async def test_an_unexpected_answer_ends_the_workers_session(start: Start) -> No
         await peer.task
 
 
-async def test_users_are_counted_only_while_an_adapter_is_unloading(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_users_are_counted_only_while_an_adapter_is_unloading(start: Start) -> None:
     """Walking all sequences is only necessary for adapters that are being unloaded."""
-    asked: list[object] = []
-    count = LiveSequences.num_users
-    monkeypatch.setattr(
-        LiveSequences, "num_users", lambda self, adapter: (asked.append(adapter), count(self, adapter))[1]
-    )
     bench = await start()
-    await worker(bench)
-    frontend = await bench.frontend()
-    await load(bench)
-    await begin(frontend, 0)
-    await frontend.ended(0)
-    assert not asked
+    with calls_of(LiveSequences.num_users) as counts:
+        await worker(bench)
+        frontend = await bench.frontend()
+        await load(bench)
+        await begin(frontend, 0)
+        await frontend.ended(0)
+    assert not counts
 
 
 async def test_adapters_beyond_the_slots_take_turns(start: Start) -> None:

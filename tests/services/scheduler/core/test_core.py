@@ -28,6 +28,14 @@ def test_deadlines_end_waiting_and_running_sequences(core: NewCore) -> None:
     assert c.use.used == 0
 
 
+def test_sequences_without_a_deadline_never_expire(core: NewCore) -> None:
+    c = core(max_num_seqs=1)
+    add(c, 10, 10)
+    c.schedule(1.0)
+    c.schedule(1e12)
+    assert not c.take_events().finished
+
+
 def test_a_cancelled_sequence_frees_its_blocks_when_its_step_returns(core: NewCore) -> None:
     c = core(max_steps_in_flight=2)
     add(c, 10)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import inspect
+from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
 import pytest
 
 from quire.services.scheduler.cluster.cluster import WorkerCluster
-from quire.services.scheduler.cluster.pause_reasons import PauseReason
+from tests.observing import calls_of
 from tests.services.scheduler.scripted_peers import WorkerPeer
 
 T = TypeVar("T")
@@ -35,12 +36,7 @@ class PauseRecorder:
 
 
 @pytest.fixture
-def holding(monkeypatch: pytest.MonkeyPatch) -> PauseRecorder:
-    seen, hold = PauseRecorder(), WorkerCluster.set_paused
-
-    def record_paused(cluster: WorkerCluster, reason: PauseReason, held: bool) -> None:
-        hold(cluster, reason, held)
-        seen.record_paused(held)
-
-    monkeypatch.setattr(WorkerCluster, "set_paused", record_paused)
-    return seen
+def holding() -> Iterator[PauseRecorder]:
+    seen, names = PauseRecorder(), [*inspect.signature(WorkerCluster.set_paused).parameters]
+    with calls_of(WorkerCluster.set_paused, on_return=lambda call: seen.record_paused(bool(call.arguments[names[-1]]))):
+        yield seen

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Iterator
 
 import grpc.aio
 import pytest
@@ -11,6 +13,7 @@ from quire.services.scheduler.cluster.cluster import WorkerCluster
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import finish_pb2
 from tests.admin import admin_of, calling
+from tests.observing import calls_of
 from tests.services.scheduler.operations.conftest import PauseRecorder
 from tests.services.scheduler.reference_worker import oracle
 from tests.services.scheduler.scripted_peers import FrontendPeer, WorkerPeer
@@ -172,12 +175,12 @@ class ParkingRecorder:
 
 
 @pytest.fixture
-def parking(monkeypatch: pytest.MonkeyPatch) -> ParkingRecorder:
-    seen, park = ParkingRecorder(), WorkerCluster.set_parking
-    monkeypatch.setattr(
-        WorkerCluster, "set_parking", lambda self, parking: (park(self, parking), seen.record_paused(parking))
-    )
-    return seen
+def parking() -> Iterator[ParkingRecorder]:
+    seen, names = ParkingRecorder(), [*inspect.signature(WorkerCluster.set_parking).parameters]
+    with calls_of(
+        WorkerCluster.set_parking, on_return=lambda call: seen.record_paused(bool(call.arguments[names[-1]]))
+    ):
+        yield seen
 
 
 async def begin_to_wait(

@@ -170,14 +170,13 @@ class TokenlessPeer(WorkerPeer):
 @pytest.mark.parametrize(
     ("num_drafts", "text"),
     [
-        (2, "token_counts: slot 0 has got no token in 50 steps that sample it"),
+        (2, "token_counts: slot 0 has got no token in 1000 steps that sample it"),
         (0, "token_counts: a worker that does not draft gives a token to each slot"),
     ],
 )
 async def test_a_worker_that_never_returns_a_token_is_detached(
-    running: SecuredScheduler, monkeypatch: pytest.MonkeyPatch, num_drafts: int, text: str
+    running: SecuredScheduler, num_drafts: int, text: str
 ) -> None:
-    monkeypatch.setattr(result_checks, "MAX_STEPS_WITHOUT_TOKEN", 50)
     liar = TokenlessPeer(
         running.address,
         LIMITS,
@@ -191,5 +190,5 @@ async def test_a_worker_that_never_returns_a_token_is_detached(
     await frontend.submit(0, PROMPT, max_tokens=12, eos_token_ids=b"")
     with pytest.raises(grpc.aio.AioRpcError, match=text):
         await asyncio.wait_for(task, 60)
-    assert liar.num_steps <= 60
+    assert liar.num_steps <= result_checks.MAX_STEPS_WITHOUT_TOKEN + 10
     await frontend.close()

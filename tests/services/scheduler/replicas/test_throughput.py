@@ -11,9 +11,9 @@ def test_idle_time_does_not_count() -> None:
     throughput = Throughput()
     assert throughput.tokens_per_s(0.0) == 0
     for now in (0.0, 0.5, 1.0, 5.0, 5.5):  # four seconds without steps
-        throughput.add(4, now)
+        throughput.observe(4, now)
     assert throughput.tokens_per_s(5.5) == throughput.tokens_per_s(5.5 + WINDOW_S) == pytest.approx(16 / 1.5)
     assert throughput.tokens_per_s(5.6 + WINDOW_S) == 0, "what was long ago is not what is"
-    throughput.add(4, 100.0)
-    throughput.add(4, 100.5)
+    throughput.observe(4, 100.0)
+    throughput.observe(4, 100.5)
     assert throughput.tokens_per_s(100.5) > 0

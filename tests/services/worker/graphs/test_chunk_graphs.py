@@ -84,7 +84,7 @@ def use_chunk_graphs(
     recorder = SlowToLaunch(seen, most_tokens) if most_tokens else EagerRecorder()
     graphs = ChunkGraphs(model, runner.slot_memory, shapes, recorder=recorder, staging=Copying())
     graphs.leave_out_compute_bound()
-    graphs.record()
+    graphs.capture()
     assert graphs.count == sum(shape.num_tokens <= most_tokens or not most_tokens for shape in shapes)
     runner.use_chunk_graphs(graphs)
     return seen

@@ -20,12 +20,12 @@ from quire.services.worker.graphs.step_edges import TorchStepEdges
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
+from tests.observing import calls_of
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.fake_device import Copying
 from tests.services.worker.plans import New, ids_of
 from tests.services.worker.replica_internals import (
     current_model_of,
-    decode_graphs_of,
     give_memory_of_its_own,
     runner_of,
 )
@@ -93,7 +93,7 @@ def graph_rig(made: Checkpoint, *, shared: bool = False, **settings: Any) -> tup
         recorder=EagerRecorder(),
         staging=Copying(),
     )
-    graphs.record()
+    graphs.capture()
     runner.use_graphs(graphs)
     return rig, attention
 
@@ -131,20 +131,16 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, family: str) -> N
 
 
 @torch.inference_mode()
-def test_following_decode_steps_reuse_the_layout(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_decode_steps_reuse_the_layout(checkpoint: Make) -> None:
     """One addition on the device updates the inputs until a row needs a new block; blocks here have four positions."""
     made = checkpoint("llama")
     rigs = [graph_rig(made)[0], plain_rig(made)]
-    uploads: list[int] = []
-    graphs = decode_graphs_of(rigs[0].replica)
-    fill = graphs._fill
-    monkeypatch.setattr(graphs, "_fill", lambda *arguments: (uploads.append(1), fill(*arguments)))
     run_both(rigs, [New(0, [5, 6, 7, 8, 9]), New(2, [3, 4, 5, 6, 7])], {0: 5, 2: 5})
     counts = []
     for _ in range(12):
-        before = len(uploads)
-        run_both(rigs)
-        counts.append(len(uploads) - before)
+        with calls_of(DecodeGraphs._fill) as uploads:
+            run_both(rigs)
+        counts.append(len(uploads))
     assert counts == [1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]
     assert rigs[0].tokens(2) == rigs[1].tokens(2)
 

@@ -79,8 +79,8 @@ def use_graphs(replica: Replica) -> GraphSteps:
     )
     chunks = CountedChunkGraphs(model, memory, SHAPES, recorder=EagerRecorder(), staging=Copying())
     decodes.seen = chunks.seen = seen
-    decodes.record()
-    chunks.record()
+    decodes.capture()
+    chunks.capture()
     runner.use_graphs(decodes)
     runner.use_chunk_graphs(chunks)
     return seen

@@ -50,7 +50,7 @@ def vectors(head: EncoderPoolingHead, asked: list[PoolingParams]) -> list[torch.
     hidden = states() if rows.tokens is None else states()[torch.from_numpy(rows.tokens).long()]
     launched = rows.launch(hidden)
     result = StepResult(1, 1, NONE, None, None, [], wait_us=0)
-    result = launched.finish([tensor.numpy() for tensor in launched.tensors]).merge_into(result)
+    result = launched.build_result([tensor.numpy() for tensor in launched.tensors]).merge_into(result)
     assert result.pooled is not None
     assert result.pooled.slots.tolist() == step.slots.tolist()
     sizes, values = result.pooled.sizes, result.pooled.values.copy()

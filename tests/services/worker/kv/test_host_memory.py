@@ -43,12 +43,17 @@ def move(memory: HostMemory, blocks: list[int], places: list[int], *, to_host: b
 @pytest.mark.parametrize("shape", [SHAPE, LATENT], ids=["full", "latent"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_return_to_other_places(device: str, shape: BlockShape) -> None:
+    check_that_blocks_return(device, shape)
+
+
+def check_that_blocks_return(device: str, shape: BlockShape, **limits: int) -> None:
+    """Moves blocks to host memory and back to other places, within `limits`."""
     caches = kv_cache.allocate(shape, 20, torch.device(device))
     parts = [part for cache in caches for part in cache.parts]
     for part in parts:
         part.copy_(torch.randn(part.shape))
     before = [part.clone() for part in parts]
-    memory = HostMemory(caches, 10)
+    memory = HostMemory(caches, 10, **limits)
     assert memory.block_bytes == shape.num_bytes
     move(memory, [3, 7, 19], [9, 0, 4], to_host=True)
     for part in parts:
@@ -64,9 +69,8 @@ def test_blocks_return_to_other_places(device: str, shape: BlockShape) -> None:
 
 
 @pytest.mark.gpu
-def test_many_blocks_are_moved_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.services.worker.kv.host_memory.STAGED_BYTES", 1)
-    test_blocks_return_to_other_places("cuda", SHAPE)
+def test_many_blocks_are_moved_in_portions() -> None:
+    check_that_blocks_return("cuda", SHAPE, staged_bytes=1)
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,12 @@ def all_experts(draft: Draft, *, outputs_first: bool = False) -> None:
                 weight.add_(draft.scale * b @ a)
 
 
-def projections(made: Checkpoint) -> dict[str, tuple[int, int]]:
-    """Returns out and in features of every linear layer that can have an adapter, by its name in the model."""
+def projections(made: Checkpoint, without: tuple[str, ...] = NO_ADAPTERS) -> dict[str, tuple[int, int]]:
+    """Returns out and in features of every linear layer that can have an adapter, by its name in the model; `without`:
+    suffixes of those that can not."""
     found = {}
     for name, module in made.model.named_modules():
-        if name.endswith(NO_ADAPTERS):
+        if name.endswith(without):
             continue
         if isinstance(module, torch.nn.Linear):
             found[name] = (module.out_features, module.in_features)
@@ -138,16 +139,17 @@ def save(
     wanted: Wanted = lambda _: True,
     rank: int = RANK,
     more: Sequence[More] = (),
+    without: tuple[str, ...] = NO_ADAPTERS,
     **config: Any,
 ) -> Checkpoint:
     """Writes the adapter of the projections `wanted` and of `more`; returns the model with it merged.
 
-    Patterns in `config` are by suffixes of the projections' names.
+    `without`: suffixes of layers that get none. Patterns in `config` are by suffixes of the projections' names.
     """
     folder.mkdir(parents=True)
     merged = copy.deepcopy(made.model)
     r, generator, tensors = rank, torch.Generator().manual_seed(seed), {}
-    for name, (out_features, in_features) in projections(made).items():
+    for name, (out_features, in_features) in projections(made, without).items():
         if not wanted(name):
             continue
         rank = _of_pattern(config.get("rank_pattern"), name, r)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from quire.services.worker.lora.peft import peft_folder
 from quire.services.worker.lora.step_adapter_rows import StepAdapterRows
 from quire.services.worker.sampling.choice import PlainChoice
 from quire.shared.models.adapter_ids import AdapterId
+from tests.observing import calls_of
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.graphs.fake_device import Copying
 from tests.services.worker.graphs.test_decode_graphs import SAMPLINGS, plain_rig, run_both
@@ -49,14 +49,14 @@ class AsRecorded(EagerRecorder):
     def __init__(self, rows: StepAdapterRows) -> None:
         self._rows = rows
 
-    def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+    def capture(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         was_active = self._rows.is_active
 
         def frozen() -> Tensor:
             with self._rows.recording_with(was_active):
                 return first()
 
-        return super().record(frozen, *others)
+        return super().capture(frozen, *others)
 
 
 def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, ChunkGraphs]:
@@ -160,20 +160,14 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) 
 
 
 @torch.inference_mode()
-def test_unchanged_rows_are_not_uploaded_again(
-    checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_rows_are_not_uploaded_again(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     folder = peft_folders.save(made, tmp_path / "a", seed=1, more=[head]).folder
     rig, *_ = recorded_rig(made, lora={"a": str(folder)})
-    sent: list[str] = []
-    for name in ("write", "write_logits"):
-        write = getattr(StepAdapterRows, name)
-        monkeypatch.setattr(
-            StepAdapterRows, name, lambda *arguments, name=name, write=write: (sent.append(name), write(*arguments))
-        )
-    rig.step([New(0, prompt(9), adapter="a")], {0: 9})
-    for _ in range(9):
-        rig.step()
+    with calls_of(StepAdapterRows.write, StepAdapterRows.write_logits) as calls:
+        rig.step([New(0, prompt(9), adapter="a")], {0: 9})
+        for _ in range(9):
+            rig.step()
+    sent = [call.name for call in calls]
     assert 0 < sent.count("write") <= 2
     assert 0 < sent.count("write_logits") <= 2

@@ -86,7 +86,7 @@ class RequestedKernels:
 class RunningRecorder:
     """Recorder that runs the work instead of recording it."""
 
-    def record(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
+    def capture(self, first: Callable[[], Tensor], *others: Callable[[Tensor], Tensor]) -> list[Any]:
         results = [first()]
         for step in others:
             results.append(step(results[-1]))
@@ -147,8 +147,8 @@ def record_all(settings: WorkerSettings) -> None:
     tools: Any = {"recorder": RunningRecorder(), "staging": NoCopies()}
     for adapted in (False, True)[: 1 + bool(step)]:
         with step.recording_with(adapted) if step else nullcontext():
-            DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).record()
-            ChunkGraphs(recorded, memory, chunk_shapes(fitting, 1), **tools).record()
+            DecodeGraphs(recorded, memory, graph_sizes(fitting.max_num_seqs), watch=watch, **tools).capture()
+            ChunkGraphs(recorded, memory, chunk_shapes(fitting, 1), **tools).capture()
 
 
 def main(name: str, *options: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire.services.worker.models.loading import copies as copying
 from quire.services.worker.models.loading.copies import MOST_WAITING, WeightCopier, threads_for
 from quire.services.worker.models.loading.safetensors_layout import stored_tensors
 from quire.shared.errors import InvalidArgument
@@ -20,15 +19,14 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.fixture(params=[0, 1, 4])
 def copies(request: pytest.FixtureRequest) -> Iterator[WeightCopier]:
-    opened = WeightCopier(request.param)
+    opened = WeightCopier(request.param, piece_bytes=1000)
     yield opened
     opened.close()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_all_copied_tensors_arrive(copies: WeightCopier, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_copied_tensors_arrive(copies: WeightCopier, device: str) -> None:
     """There are more tensors than the queue holds, of several pieces, other dtypes, strided, and of one element."""
-    monkeypatch.setattr(copying, "PIECE", 1000)
     given = [torch.randn(size % 91 + 1, 7) for size in range(3 * MOST_WAITING)]
     places = [torch.full(one.shape, torch.nan, device=device) for one in given]
     places[5] = torch.full((7, given[5].size(0)), torch.nan, device=device).t()
@@ -52,16 +50,15 @@ def test_a_file_of_half_a_million_tensors_is_refused_before_its_header_is_parsed
 
 
 @pytest.mark.gpu
-def test_tensors_in_files_are_read_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_in_files_are_read_from_the_file(tmp_path: Path) -> None:
     """Small tensors and those of several pieces are read in file order and in another, beside one in memory."""
-    monkeypatch.setattr(copying, "PIECE", 1000)
     path, given = tmp_path / "model.safetensors", {f"t{i:03}": torch.randn(i % 91 + 1, 7) for i in range(500)}
     save_file(given, path)
     with path.open("rb") as file:
         stored = stored_tensors(path, file.fileno())
     places = {name: torch.full(tensor.shape, torch.nan, device="cuda") for name, tensor in given.items()}
     for names in ([*given], [*reversed(given)]):
-        opened = WeightCopier(4)
+        opened = WeightCopier(4, piece_bytes=1000)
         for name in names:
             if name == "t007":
                 opened.copy(given[name], places[name])

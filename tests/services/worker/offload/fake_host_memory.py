@@ -24,7 +24,7 @@ class FakeHostMemory:
     def row(self, place: int) -> npt.NDArray[np.uint8]:
         return self.rows[place]
 
-    def fill(self, place: int, name: bytes, content: bytearray) -> None:
+    def put(self, place: int, name: bytes, content: bytearray) -> None:
         self.rows[place] = np.frombuffer(content, dtype=np.uint8)
         self.names[place] = name
 
@@ -39,7 +39,7 @@ class DiskRecorder:
     def wrote(self, num_bytes: int) -> None:
         self.num_bytes["write"] += num_bytes
 
-    def read(self, num_bytes: int) -> None:
+    def on_read(self, num_bytes: int) -> None:
         self.num_bytes["read"] += num_bytes
 
     def failed(self, what: str, reason: str) -> None:

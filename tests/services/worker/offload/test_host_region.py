@@ -15,7 +15,7 @@ from quire.services.worker.kv.host_memory import BlockMove, HostMemory
 from quire.services.worker.kv.kv_memory import BlockShape
 from quire.services.worker.offload import host_region
 from quire.services.worker.offload.folder import WorkerFolder
-from quire.services.worker.offload.host_region import FILE, PAGE, HostRegion
+from quire.services.worker.offload.host_region import BOOT_ID, FILE, PAGE, HostRegion
 from quire.shared.errors import InvalidArgument
 from tests.services.worker.offload.fake_host_memory import name
 
@@ -29,6 +29,7 @@ class Lives:
     def __init__(self, parent: Path) -> None:
         self.parent = parent
         self._folder: WorkerFolder | None = None
+        self.boot_id = BOOT_ID
         self.caches = kv_cache.allocate(SHAPE, 20, torch.device("cpu"))
         for layer, cache in enumerate(self.caches):
             cache.k[:] = torch.arange(20).view(20, 1, 1, 1) + 100 * layer
@@ -37,7 +38,7 @@ class Lives:
     def start(self, identity: bytes = OURS, num_places: int = 8) -> HostMemory:
         self.end()
         self._folder = WorkerFolder(self.parent, "worker-0.region", "kv_offloading_region")
-        region = HostRegion(self._folder, identity, num_places, SHAPE.num_bytes)
+        region = HostRegion(self._folder, identity, num_places, SHAPE.num_bytes, self.boot_id)
         return HostMemory(self.caches, num_places, region)
 
     def end(self) -> None:
@@ -97,7 +98,7 @@ def test_late_copy_does_not_commit_a_newer_block(lives: Lives) -> None:
 
 def test_blocks_read_from_disk_are_found(lives: Lives) -> None:
     memory = fill(lives)
-    memory.fill(4, name(1), bytearray(SHAPE.num_bytes))
+    memory.put(4, name(1), bytearray(SHAPE.num_bytes))
     assert lives.start().contents()[4] == name(1)
 
 
@@ -122,11 +123,10 @@ def test_other_weights_and_other_sizes_are_another_region(lives: Lives) -> None:
     assert lives.start(num_places=9).contents() == {}
 
 
-def test_a_machine_that_was_booted_since_is_another(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_was_booted_since_is_another(lives: Lives) -> None:
     fill(lives)
-    boot = lives.parent / "boot_id"
-    boot.write_text("another")
-    monkeypatch.setattr(host_region, "_BOOT", boot)
+    lives.boot_id = lives.parent / "boot_id"
+    lives.boot_id.write_text("another")
     assert lives.start().contents() == {}
 
 

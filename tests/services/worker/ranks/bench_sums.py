@@ -101,7 +101,7 @@ def _sums_of(
     beside = collectives._overlapped
     assert isinstance(beside, CopyEngineSums)
     for count in PIECES:
-        cuts = RowPieces(1, count).of(rows.size(0))
+        cuts = RowPieces(1, count).split(rows.size(0))
         yield f"copied in {count}", functools.partial(beside.overlapped_all_reduce, rows, cuts, make)
 
 

@@ -30,7 +30,7 @@ class GlooSums:
         return True
 
     def cuts(self, num_rows: int) -> list[range]:
-        return FEW.of(num_rows)
+        return FEW.split(num_rows)
 
     def overlapped_all_reduce(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor:
         parts = []
@@ -63,5 +63,5 @@ OVERLAPPED_SUMS = {"cpu": GlooSums, "cuda": opened}
 
 
 def build(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
-    group_collectives.OVERLAPPED_SUMS = OVERLAPPED_SUMS
+    group_collectives.OVERLAPPED_SUMS.update(OVERLAPPED_SUMS)
     return build_part(settings, placement)

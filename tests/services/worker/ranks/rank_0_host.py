@@ -26,7 +26,7 @@ def main(folder: Path, secret: str, tls: dict[str, str]) -> None:
     group = ReplicaRanks(2, functools.partial(start.build_part, worker), 2, start.open_nodes(worker))
     try:
         rig = RankedRig(folder, group, pipeline_parallel_size=2, **where)
-        group.start()
+        group.wait_ready()
         prefill(rig)
         by_turns(rig, 8, 2)
         print([rig.tokens(slot) for slot in SLOTS])

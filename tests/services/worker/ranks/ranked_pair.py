@@ -83,7 +83,7 @@ def ranked_pair(
     run = None
     try:
         replica = build(speculation, folder, group.placements[0], **values)
-        group.start()
+        group.wait_ready()
         host = replica.transfers.num_host_blocks
         limits: dict[str, Any] = {"tiers": TierLimits(host)} if host else {}
         run = RankedPair(group, replica, num_micro_batches=stages, **limits)

@@ -56,7 +56,7 @@ def makers() -> Iterator[list[GraphBuilder]]:
 def record(replica: Replica, maker: GraphBuilder) -> None:
     runner, table = runner_of(replica), replica.table
     give_memory_of_its_own(replica, runner.slot_memory.num_groups)
-    maker.record(runner, replica.limits, table.block_table)
+    maker.capture(runner, replica.limits, table.block_table)
 
 
 def build_recorded(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:

@@ -191,7 +191,7 @@ def test_a_row_goes_once_to_each_rank_that_has_an_expert_of_it(num_tokens: int, 
         dispatch, have = ExpertDispatch(shard, places), places.placement
         own = [dispatch.own(part) for part in (x, ids, weights)]
         choices = dispatch.gather_choices(own[1], own[2], num_tokens)
-        made = dispatch.run_experts(own[0], choices, places.of(choices.ids), made_of(have, shard.rank))
+        made = dispatch.run_experts(own[0], choices, places.places_of(choices.ids), made_of(have, shard.rank))
         return places.ranks_of(ids), dispatch.all_gather_rows(made, num_tokens)
 
     results = meeting.run(work)
@@ -226,7 +226,7 @@ def test_an_owner_adds_up_in_the_order_of_ranks() -> None:
         dispatch = ExpertDispatch(shard, places)
         choices = dispatch.gather_choices(dispatch.own(ids), torch.ones(1, 3), 3)
         own = dispatch.own(torch.ones(3, 2))
-        return dispatch.run_experts(own, choices, places.of(ids), lambda rows, *_: rows * parts[shard.rank])
+        return dispatch.run_experts(own, choices, places.places_of(ids), lambda rows, *_: rows * parts[shard.rank])
 
     for made in RankThreads(size).run(work):
         assert made.tolist() == [[3.0, 3.0]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from quire.services.worker.layers.feed_forward.dispatch import ExpertDispatch
+from tests.observing import calls_of
 from tests.services.worker.models.test_logits import error
 from tests.services.worker.ranks.test_dispatch import ALL_TO_ALL, MOVING
 from tests.services.worker.ranks.test_expert_parallel import Make
@@ -18,15 +21,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 @pytest.mark.parametrize("way", ["eager", *(way for way in WAYS if "graphs" in way)])
 @pytest.mark.parametrize("family", ["qwen2-moe", "llama4", "gpt-oss", "deepseek-v3", "mixtral"])
-def test_dispatching_ranks_match_transformers(
-    checkpoint: Make, family: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, crossings = checkpoint(family), crossings_of(monkeypatch)
-    with ranked(made.folder, device="cuda", **ALL_TO_ALL, **WAYS[way]) as rig:
-        crossings.clear()
+def test_dispatching_ranks_match_transformers(checkpoint: Make, family: str, way: str) -> None:
+    made = checkpoint(family)
+    with ranked(made.folder, device="cuda", **ALL_TO_ALL, **WAYS[way]) as rig, crossings() as found:
         mixed_steps(rig)
         assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
-    assert crossings or way == "chunks in graphs", "prompts that no graph has cross"
+    assert found or way == "chunks in graphs", "prompts that no graph has cross"
 
 
 @pytest.mark.parametrize("way", ["eager", "graphs"])
@@ -39,14 +39,9 @@ def test_experts_that_move_at_every_step(checkpoint: Make, way: str) -> None:
         assert max(error(rig, made, slot) for slot in (0, 2, 5)) < MAX_ERROR
 
 
-def crossings_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Routes of rank 0, by layer and step."""
+@contextmanager
+def crossings() -> Iterator[list[Any]]:
+    """Routes of rank 0 that are found in the block, by layer and step."""
     found: list[Any] = []
-    crossing = ExpertDispatch.crossing
-
-    def noted(self: ExpertDispatch, ids: Any) -> Any:
-        found.append(crossing(self, ids))
-        return found[-1]
-
-    monkeypatch.setattr(ExpertDispatch, "routes", noted)
-    return found
+    with calls_of(ExpertDispatch.routes, on_return=lambda call: found.append(call.result)):
+        yield found

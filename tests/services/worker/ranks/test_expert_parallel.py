@@ -204,7 +204,7 @@ def test_neighbouring_tokens_go_to_copies_in_turns() -> None:
         places.assign(held([0, 1, 2], [2, 3, NO_EXPERT]))
         assert places.placement.tolist() == [[0, 1, 2], [2, 3, NO_EXPERT]]
     ids = torch.tensor([[2, 0]] * TURNS, dtype=torch.int32)
-    first, second = (places.of(ids) for places in ranks)
+    first, second = (places.places_of(ids) for places in ranks)
     assert first.dtype == torch.int32
     assert first[:, 1].tolist() == [0] * TURNS
     assert second[:, 1].tolist() == [NO_EXPERT] * TURNS

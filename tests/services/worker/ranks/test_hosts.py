@@ -72,7 +72,7 @@ def two_nodes(folder: Path, secret: str, **settings: Any) -> Iterator[tuple[Rank
     rig = None
     try:
         rig = RankedRig(folder, group, record_logits=False, **settings, **where)  # which others would take part in
-        group.start()
+        group.wait_ready()
         yield rig, node
     finally:
         group.stop(10.0)
@@ -172,7 +172,7 @@ def meet_on(dialled: Channel, accepted: Channel, rank_0: HostHandshake, other: H
 
     def ask() -> None:
         try:
-            found.append(rank_0.accept(accepted))
+            found.append(rank_0.authenticate(accepted))
         except (Unauthenticated, Unavailable, OSError) as error:
             found.append(error)
             accepted.close()

@@ -27,7 +27,8 @@ SLOTS = (0, 2, 5)
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each piece of rank 0."""
-    monkeypatch.setattr(group_collectives, "OVERLAPPED_SUMS", overlapped_build.OVERLAPPED_SUMS)
+    for device, opener in overlapped_build.OVERLAPPED_SUMS.items():
+        monkeypatch.setitem(group_collectives.OVERLAPPED_SUMS, device, opener)
     overlapped_build.added.clear()
     return overlapped_build.added
 
@@ -87,6 +88,6 @@ def test_only_if_asked_for(checkpoint: Make, added: list[int]) -> None:
     [(0, []), (1, [1]), (199, [199]), (200, [100, 100]), (301, [101, 101, 99]), (1001, [334, 334, 333])],
 )
 def test_rows_are_cut_into_pieces_that_are_not_short(num_rows: int, lengths: list[int]) -> None:
-    cuts = RowPieces(min_rows=100, max_pieces=3).of(num_rows)
+    cuts = RowPieces(min_rows=100, max_pieces=3).split(num_rows)
     assert list(map(len, cuts)) == lengths
     assert [row for cut in cuts for row in cut] == list(range(num_rows))

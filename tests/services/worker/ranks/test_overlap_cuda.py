@@ -24,7 +24,8 @@ Make = Callable[[str], Checkpoint]
 def test_pieces_match_transformers(checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, way: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    monkeypatch.setattr(group_collectives, "OVERLAPPED_SUMS", overlapped_build.OVERLAPPED_SUMS)
+    for device, opener in overlapped_build.OVERLAPPED_SUMS.items():
+        monkeypatch.setitem(group_collectives.OVERLAPPED_SUMS, device, opener)
     overlapped_build.added.clear()
     made, settings = checkpoint(family), {"device": "cuda", "overlap_all_reduce": True, **WAYS[way]}
     with ranked(made.folder, build=overlapped_build.build, **settings) as rig:

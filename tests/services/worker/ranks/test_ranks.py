@@ -41,7 +41,7 @@ def ranks(checkpoint: Make) -> Iterator[ReplicaRanks]:
     """The other ranks; rank 0 is the test."""
     group = ReplicaRanks(2, functools.partial(build, checkpoint("llama").folder))
     try:
-        group.start()
+        group.wait_ready()
         yield group
     finally:
         group.stop(10.0)
@@ -153,7 +153,7 @@ def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: 
 def test_ranks_end_on_stop_and_with_rank_0(checkpoint: Make) -> None:
     group = ReplicaRanks(3, functools.partial(build, checkpoint("llama").folder))
     try:
-        group.start()
+        group.wait_ready()
         first, second = (rank.process for rank in group.local.ranks)
         group.local.ranks[0].replies.close()  # as when the process of rank 0 ends
         first.join(60)
@@ -169,7 +169,7 @@ def test_rank_that_cannot_be_built_reports_the_reason(tmp_path: Path) -> None:
     group = ReplicaRanks(2, functools.partial(build, tmp_path))
     try:
         with pytest.raises(RankFailure, match=r"rank 1 failed: .*config.json"):
-            group.start()
+            group.wait_ready()
     finally:
         group.stop(5.0)
 
@@ -227,7 +227,7 @@ async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:
 def test_a_group_of_one_starts_no_process_and_no_thread() -> None:
     before = threading.active_count()
     group = OneRank()
-    group.start()
+    group.wait_ready()
     group.end_epoch()
     group.check()
     group.stop(1.0)

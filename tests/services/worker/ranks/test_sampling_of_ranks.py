@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from quire.services.worker.ranks.collectives.group_collectives import GroupColle
 from quire.shared import columns
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from tests.observing import calls_of
 from tests.services.worker.checkpoints import VOCAB_SIZE, Checkpoint
 from tests.services.worker.models.test_logits import prompt
 from tests.services.worker.plans import New
@@ -40,13 +40,7 @@ SAMPLINGS = [
 def gathered() -> Iterator[list[torch.Tensor]]:
     """Shapes of what rank 0 gathers."""
     found: list[torch.Tensor] = []
-    gather = GroupCollectives.all_gather
-
-    def watched(self: GroupCollectives, x: torch.Tensor) -> torch.Tensor:
-        found.append(x)
-        return gather(self, x)
-
-    with mock.patch.object(GroupCollectives, "all_gather", watched):
+    with calls_of(GroupCollectives.all_gather, on_call=lambda call: found.append(call.arguments["x"])):
         yield found
 
 

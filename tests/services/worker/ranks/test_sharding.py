@@ -56,7 +56,7 @@ def ranked(
     rig = None
     try:
         rig = RankedRig(folder, group, record_logits=record_logits, **settings)
-        group.start()
+        group.wait_ready()
         yield rig
     finally:
         group.stop(10.0)

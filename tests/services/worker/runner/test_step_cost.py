@@ -28,7 +28,7 @@ def costs(folder: Path) -> list[StepCost]:
     launch = runner_of(rig.replica).launch
 
     def watched(inputs: StepInputs, new_blocks: object) -> object:
-        found.append(rig.replica.cost_model.of(inputs))
+        found.append(rig.replica.cost_model.cost_of(inputs))
         return launch(inputs, new_blocks)
 
     runner_of(rig.replica).launch = watched

@@ -54,7 +54,7 @@ def one_at_a_time(bench: Bench, slot: int, tokens: list[int]) -> list[torch.Tens
             LOGITS.clone().unsqueeze(0), np.array([slot]), Positions(position, torch.from_numpy(position))
         )
         seen.append(ready.logits[0].clone())
-        ready.finish(torch.tensor([token], dtype=torch.int32))
+        ready.record_choice(torch.tensor([token], dtype=torch.int32))
         bench.lengths[slot] += token >= 0
     return seen
 
@@ -72,7 +72,7 @@ def with_drafts(bench: Bench, accepted: dict[int, int]) -> dict[int, list[torch.
     for slot, row in zip(slots.tolist(), ready.logits, strict=True):
         seen[slot].append(row.clone())
     taken = [drafts[i] if i < accepted[slot] else -1 for slot, drafts in DRAFTS.items() for i in range(len(drafts) + 1)]
-    ready.finish(torch.tensor(taken, dtype=torch.int32))
+    ready.record_choice(torch.tensor(taken, dtype=torch.int32))
     for slot, count in accepted.items():
         bench.lengths[slot] += count
     return seen

@@ -278,7 +278,7 @@ def chosen_for_drafts(
     positions = Positions(places, torch.from_numpy(places), torch.from_numpy(drafts.preceding_drafts))
     ready = sampler.process(sampler.vocabulary.local_logits(logits).clone(), np.repeat(slots, 3), positions)
     chosen: list[int] = REJECTION_METHODS[method](ready, drafts).tolist()
-    said = rows_of(ready.finish(torch.tensor(chosen, dtype=torch.int32)))
+    said = rows_of(ready.record_choice(torch.tensor(chosen, dtype=torch.int32)))
     return [chosen, *(row.ids for row in said[1])]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quire.services.worker.spec_decode.draft_models.feature_proposer import FeatureProposer
-from quire.services.worker.spec_decode.proposer import DraftRequest
-from quire.services.worker.step.drafts.drafts import Drafts
 from tests.kv_groups.models import greedy
+from tests.observing import ObservedCall, calls_of
 from tests.services.worker.checkpoints import Checkpoint
 from tests.services.worker.spec_decode.test_mtp import (
     MTP,
@@ -83,20 +82,18 @@ Proposed = list[tuple[list[int], list[int]]]  # known tokens of a sequence, and 
 
 
 @pytest.fixture
-def proposed(monkeypatch: pytest.MonkeyPatch) -> Proposed:
+def proposed() -> Iterator[Proposed]:
     found: Proposed = []
-    propose = FeatureProposer.propose
 
-    def recording(self: FeatureProposer, request: DraftRequest) -> Drafts | None:
-        drafts = propose(self, request)
+    def record(call: ObservedCall) -> None:
+        drafts, history = call.result, call.arguments["request"].history
         if drafts is not None:
             tokens = iter(drafts.token_ids.tolist())
             for slot, count in zip(drafts.slots.tolist(), drafts.counts.tolist(), strict=True):
-                found.append((request.history.tokens_of(slot).tolist(), [next(tokens) for _ in range(count)]))
-        return drafts
+                found.append((history.tokens_of(slot).tolist(), [next(tokens) for _ in range(count)]))
 
-    monkeypatch.setattr(FeatureProposer, "propose", recording)
-    return found
+    with calls_of(FeatureProposer.propose, on_return=record):
+        yield found
 
 
 def asking(num_drafts: int, **more: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class ScheduledTable:
     def step(
         self, new: list[New] | None = None, counts: dict[int, int] | None = None, released: list[int] | None = None
     ) -> Step:
-        return self.table.apply(decode_plan(self.paper.plan(new, counts, released)))
+        return self.table.apply_plan(decode_plan(self.paper.plan(new, counts, released)))
 
     def inputs(self, *arguments: object, **keywords: object) -> StepInputs:
         return assemble(self.step(*arguments, **keywords), self.table)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def test_a_plan_that_breaks_the_rules_is_refused(plan: pb.StepPlan, text: str) -
     scheduled = ScheduledTable()
     scheduled.step([New(0, tokens(4))], {0: 4})  # its block is full: the next token needs another one
     with pytest.raises(PlanViolation, match=text):
-        scheduled.table.apply(decode_plan(plan))
+        scheduled.table.apply_plan(decode_plan(plan))
 
 
 def attending(num_rows: int = 6, *blocks: int, items: int = 1, is_attended: bool = True) -> pb.StepPlan:
@@ -222,7 +222,7 @@ def attending_table() -> SlotTable:
 
 def test_a_sequence_has_the_blocks_of_its_encoders_output_until_it_is_released() -> None:
     table = attending_table()
-    step = table.apply(decode_plan(attending(6, 11, 12)))
+    step = table.apply_plan(decode_plan(attending(6, 11, 12)))
     inputs = assemble(step, table)
     assert table.block_table[0].tolist() == [7, *(0 for _ in range(9)), 11, 12]
     assert inputs.num_attended is not None
@@ -233,7 +233,7 @@ def test_a_sequence_has_the_blocks_of_its_encoders_output_until_it_is_released()
         (0, 7),
     ]
     assert np.flatnonzero(table.owned_blocks()).tolist() == [7, 11, 12]
-    table.apply(decode_plan(pb.StepPlan(released_slots=u32(0))))
+    table.apply_plan(decode_plan(pb.StepPlan(released_slots=u32(0))))
     assert not table.owned_blocks().any()
 
 
@@ -252,7 +252,7 @@ def test_a_sequence_has_the_blocks_of_its_encoders_output_until_it_is_released()
 )
 def test_blocks_of_an_encoders_output_that_do_not_fit_are_refused(plan: pb.StepPlan, text: str) -> None:
     with pytest.raises(PlanViolation, match=text):
-        attending_table().apply(decode_plan(plan))
+        attending_table().apply_plan(decode_plan(plan))
 
 
 def test_a_step_over_the_token_budget_is_refused() -> None:

@@ -33,7 +33,7 @@ class SteadyAndGeneral:
 
     def step(self, *arguments: object, **keywords: object) -> None:
         plan = decode_plan(self.paper.plan(*arguments, **keywords))  # type: ignore[arg-type]
-        step = self.plain.apply(plan)
+        step = self.plain.apply_plan(plan)
         want = assemble(step, self.plain), step.new_blocks
         for got, wanted in zip(self.made_from(plan), want, strict=True):
             assert_equal(got, wanted)
@@ -47,7 +47,7 @@ class SteadyAndGeneral:
         if followed is not None:
             self.num_followed += 1
             return followed
-        step = self.table.apply(plan)
+        step = self.table.apply_plan(plan)
         inputs = assemble(step, self.table)
         self.steady.record(plan, inputs)
         return inputs, step.new_blocks

@@ -89,7 +89,7 @@ def test_shares_are_steps_and_outputs_keep_their_order(size: int) -> None:
         made = np.full((size, wanted.own.shape[1]), -1)
         slot_of = np.repeat(inputs.slots, np.diff(inputs.query_start))
         for rank in range(size):
-            own, mine = shares.of(rank, wanted), shares.tokens(rank)
+            own, mine = shares.share_of(rank, wanted), shares.tokens(rank)
             made[rank] = own.token_ids[own.sampling_tokens]  # token ids are indices in the step
             rows = np.repeat(np.arange(own.num_rows), np.diff(own.query_start))
             assert own.slots[rows].tolist() == slot_of[mine].tolist()

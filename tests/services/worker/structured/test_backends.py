@@ -130,7 +130,7 @@ def allowed(mask: I32) -> list[int]:
 def walk(library: str, constraint: pb.StructuredOutput, seed: int) -> Iterator[int]:
     """Yields random allowed tokens, ends where possible, and takes drafts back at each step."""
     rng = random.Random(seed)
-    matcher = backend(library).compile(constraint).start()
+    matcher = backend(library).compile(constraint).new_matcher()
     while True:
         mask = mask_of(library, matcher)
         choices = allowed(mask)
@@ -166,7 +166,7 @@ def test_allowed_texts_fulfil_the_constraint(library: str, form: str, tokenizer:
 
 @pytest.mark.parametrize("library", OTHERS)
 def test_disallowed_tokens_are_not_accepted(library: str, tokenizer: Tokenizer) -> None:
-    matcher = backend(library).compile(pb.StructuredOutput(regex="[0-9]+(,[0-9]+)?")).start()
+    matcher = backend(library).compile(pb.StructuredOutput(regex="[0-9]+(,[0-9]+)?")).new_matcher()
     digits, letter = tokenizer.encode("47").ids, tokenizer.encode("a").ids
     assert matcher.accept([*digits, *letter]) == len(digits)
     assert matcher.can_end
@@ -222,8 +222,8 @@ def test_auto_uses_llguidance_and_falls_back_to_the_first_that_supports_a_constr
     assert backend_selection.library_names("auto") == LIBRARIES
     assert backend_selection.library_names("outlines") == (OUTLINES_CORE,)
     either = open_backend("auto", TINY, 4096, [0])
-    usual = either.compile(pb.StructuredOutput(regex="[ab]{2}")).start()
-    looking = either.compile(pb.StructuredOutput(regex="(?:(?!ab)[ab]{2}){1}")).start()
+    usual = either.compile(pb.StructuredOutput(regex="[ab]{2}")).new_matcher()
+    looking = either.compile(pb.StructuredOutput(regex="(?:(?!ab)[ab]{2}){1}")).new_matcher()
     assert (usual.library, looking.library) == (LLGUIDANCE, LM_FORMAT_ENFORCER)
     masks, filler = np.zeros((3, NUM_WORDS), dtype=np.int32), either.filler()
     tokens = [*map(Tokenizer.from_file(str(TINY / "tokenizer.json")).token_to_id, "ab")]
@@ -247,7 +247,7 @@ def test_grammar_drafts_need_a_library_that_finds_forced_tokens(tokenizer: Token
         InvalidArgument, match="structured_output_backend: outlines-core cannot determine forced tokens"
     ):
         Rig(TINY, structured_output_backend="outlines-core", speculative_config=drafting)
-    matcher = backend(XGRAMMAR).compile(pb.StructuredOutput(regex="one of a long text [ab]")).start()
+    matcher = backend(XGRAMMAR).compile(pb.StructuredOutput(regex="one of a long text [ab]")).new_matcher()
     forced = matcher.forced_tokens()
     assert len(forced) > 3
     assert "one of a long text ".startswith(tokenizer.decode(forced))
@@ -263,7 +263,7 @@ def test_keywords_that_no_library_enforces_are_refused(library: str, tokenizer: 
             continue
         grammar = backend(library).compile(constraint)
         for value in feature.wrong:
-            tokens, matcher = tokenizer.encode(json.dumps(value)).ids, grammar.start()
+            tokens, matcher = tokenizer.encode(json.dumps(value)).ids, grammar.new_matcher()
             assert matcher.accept(tokens) < len(tokens) or not matcher.can_end, (feature.name, value)
 
 
@@ -292,7 +292,7 @@ def test_compiling_any_object_stays_within_the_time_limit(tokenizer: Tokenizer) 
     limits = SubprocessLimits(DEFAULT_LIMITS.seconds / 4)
     grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0], limits).compile(pb.StructuredOutput(json_object=True))
     for said, ends in (('{"a": {"b": [1, "x"]}}', True), ("{}", True), ('{"a": 1', False), ("[1]", False)):
-        tokens, matcher = tokenizer.encode(said).ids, grammar.start()
+        tokens, matcher = tokenizer.encode(said).ids, grammar.new_matcher()
         assert (matcher.accept(tokens) == len(tokens) and matcher.can_end) == ends
 
 
@@ -311,10 +311,10 @@ def test_outlines_automata_match_whole_texts(
 ) -> None:
     grammar = backend(OUTLINES_CORE).compile(pb.StructuredOutput(regex=pattern))
     for said in (*fits, *wrong):
-        tokens, matcher = tokenizer.encode(said).ids, grammar.start()
+        tokens, matcher = tokenizer.encode(said).ids, grammar.new_matcher()
         is_whole = matcher.accept(tokens) == len(tokens) and matcher.can_end
         assert is_whole == (said in fits), said
-    began = grammar.start()
+    began = grammar.new_matcher()
     first = tokenizer.encode(fits[-1]).ids
     taken = began.accept(first)
     began.rollback(taken)
@@ -333,7 +333,7 @@ def test_masks_inside_of_json_strings_equal_walks_of_single_tokens(tokenizer: To
     for constraint in constraints:
         grammar = backend(LM_FORMAT_ENFORCER).compile(constraint)
         for beginning in ("", '["', '["a', '["abc', '{"', '{"a": "x', "ab", "a 1"):
-            matcher = grammar.start()
+            matcher = grammar.new_matcher()
             ids = tokenizer.encode(beginning).ids if beginning else []
             if matcher.accept(ids) < len(ids):
                 continue

@@ -80,7 +80,7 @@ def marked(chance: random.Random, depth: int) -> Json:
 def sample(library: str, asked: Json, seed: int, tokenizer: Tokenizer) -> str | None:
     """Returns a random text that the library's masks allow; None if it does not end within MAX_TOKENS."""
     chance, ids = random.Random(seed), list[int]()
-    matcher = backend(library).compile(pb.StructuredOutput(json_schema=json.dumps(asked))).start()
+    matcher = backend(library).compile(pb.StructuredOutput(json_schema=json.dumps(asked))).new_matcher()
     for _ in range(MAX_TOKENS):
         choices = allowed(mask_of(library, matcher))
         if matcher.can_end and (not choices or chance.random() < 0.5):

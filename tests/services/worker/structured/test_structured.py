@@ -95,7 +95,7 @@ def test_one_of_thousands_of_choices_is_made(tiny: Rig, tokenizer: Tokenizer, co
 def test_a_refused_token_is_not_reported_as_a_library_error(tokenizer: Tokenizer) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     letter, digit = tokenizer.encode("a").ids[0], tokenizer.encode("1").ids[0]
-    alone, one, other = (backend.compile(pb.StructuredOutput(regex="[0-9]{3}")).start() for _ in range(3))
+    alone, one, other = (backend.compile(pb.StructuredOutput(regex="[0-9]{3}")).new_matcher() for _ in range(3))
     assert not alone.accept_sampled(letter)
     assert backend.filler().accept([one, other], [letter, digit]) == [False, True]
     assert [matcher.fault for matcher in (alone, one, other)] == ["", "", ""]

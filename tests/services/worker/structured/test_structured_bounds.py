@@ -24,6 +24,7 @@ from quire.services.worker.structured.fair_filler import FairFiller, noticeable_
 from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
+from tests.observing import ObservedCall, calls_of
 from tests.services.worker.replica_internals import filler_of, runner_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.structured.grammar_rig import TINY, admit, hot, prepare, run, step
@@ -234,7 +235,7 @@ def test_the_error_names_a_limit_reached_by_a_token(alone: bool) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     grammar, filler = backend.compile(pb.StructuredOutput(regex="(.*a.{0,30}b.*){20}")), backend.filler()
     chance, masks = np.random.default_rng(2), np.zeros((8, 128), dtype=np.int32)
-    matchers, faults = [grammar.start() for _ in range(8)], list[str]()
+    matchers, faults = [grammar.new_matcher() for _ in range(8)], list[str]()
     while matchers:
         filler.fill(matchers, [*range(len(matchers))], masks)
         faults += [matcher.fault for matcher in matchers if matcher.fault]
@@ -441,24 +442,23 @@ def test_an_abandoned_thread_that_finishes_exits() -> None:
     until(lambda: own_threads() == 1)
 
 
-def test_the_compile_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compile_limit_counts_cpu_time() -> None:
     """A library's subprocess on a busy machine has a CPU limit of its own."""
-    looks: list[float] = []
-    began = threading.Timer.start
+    looks: list[threading.Thread] = []
+    backend = BlockingBackend()
 
-    def start(timer: threading.Timer) -> None:
-        looks.append(timer.interval)
+    def look(call: ObservedCall) -> None:
+        if isinstance(call.arguments["self"], threading.Timer):
+            looks.append(call.arguments["self"])
         if len(looks) == 4:
             backend.let_go.set()
-        began(timer)
 
-    monkeypatch.setattr(threading.Timer, "start", start)
-    backend = BlockingBackend()
     pool = CompilePool(lambda: backend, limits=CompilePoolLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
-    pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
-    assert outcomes.get(timeout=60).error is None
+    with calls_of(threading.Timer.start, on_call=look):
+        pool.prepare(b"hang", pb.StructuredOutput(regex="hang"), outcomes.put)
+        assert outcomes.get(timeout=60).error is None
     assert len(looks) >= 4
 
 
@@ -501,7 +501,7 @@ def test_grammars_stay_while_used_and_then_until_evicted() -> None:
 def test_supported_multiples_can_be_followed(multiple: float) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     schema = f'{{"type": "number", "multipleOf": {multiple}, "minimum": 1, "maximum": 1000000}}'
-    matcher = backend.compile(pb.StructuredOutput(json_schema=schema)).start()
+    matcher = backend.compile(pb.StructuredOutput(json_schema=schema)).new_matcher()
     filler, mask = backend.filler(), np.zeros((1, 128), dtype=np.int32)
     for digit in Tokenizer.from_file(str(Path(TINY) / "tokenizer.json")).encode("6000").ids:
         filler.fill([matcher], [0], mask)

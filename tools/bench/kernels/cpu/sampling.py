@@ -7,25 +7,29 @@ from collections.abc import Iterator
 import torch
 
 from quire.kernels import cpu, reference
+from quire.services.worker.sampling.vocabulary.columns import FILTERS
 from tools.bench.kernels.timing import BenchRow, medians
 
 SIZES = ((1, 4096), (32, 4096), (1, 151_936), (32, 151_936))  # rows, vocabulary
-FILTERS = {"greedy": (), "temperature": (0,), "top_k 50": (0, 1), "top_p 0.9": (0, 2), "min_p 0.05": (0, 3)}
+VALUES = (1.0, 50, 0.9, 0.05)  # of temperature and the filters, in the order of sample()
+ALONE = {
+    f"{one.name} {value}": (0, place) for place, (one, value) in enumerate(zip(FILTERS, VALUES[1:], strict=True), 1)
+}
+CASES: dict[str, tuple[int, ...]] = {"greedy": (), "temperature": (0,), **ALONE}  # columns in use
 
 
 def bench() -> Iterator[BenchRow]:
     """Yields rows for each combination of filters and for grammar masks, per size."""
     for rows, vocab_size in SIZES:
-        for name, used in FILTERS.items():
+        for name, used in CASES.items():
             yield one(rows, vocab_size, name, used)
         yield mask(rows, vocab_size)
 
 
 def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRow:
-    """Measures sampling from [rows, vocab_size] logits with the columns in `used`: temperature 0, top-k 1, top-p 2,
-    min-p 3."""
+    """Measures sampling from [rows, vocab_size] logits with the columns in `used`: indexes of VALUES."""
     logits = 3 * torch.randn(rows, vocab_size)  # may be overwritten; still valid for the next call
-    columns = [torch.full((rows,), value) for value in (1.0, 50, 0.9, 0.05)]
+    columns = [torch.full((rows,), value) for value in VALUES]
     columns[1] = columns[1].int()
     chosen = [column if i in used else None for i, column in enumerate(columns)]
     arguments = (*chosen, torch.arange(rows), torch.arange(rows).int())

@@ -88,7 +88,7 @@ def read_messages(scan: Scanner, writer: EventWriter, is_open: bool, is_tool: Is
 
     `is_open`: the prompt ends within an analysis; `is_tool`: whether a call of that name may be announced.
     """
-    yield from _HarmonyReader(scan, writer, is_tool).run(is_open)
+    yield from _HarmonyReader(scan, writer, is_tool).read(is_open)
 
 
 class _HarmonyReader:
@@ -100,7 +100,7 @@ class _HarmonyReader:
         self._is_tool = is_tool
         self._kinds_written: set[bool] = set()  # True: reasoning
 
-    def run(self, is_open: bool) -> Steps[None]:
+    def read(self, is_open: bool) -> Steps[None]:
         """Reads messages to the end of the answer; `is_open` says that the prompt ends within a reasoning message."""
         if is_open:
             yield from self._text(reasons=True)

@@ -78,7 +78,7 @@ def key_value_format(tags: KeyValueTags) -> ToolFormat:
     """Returns the tool format with these tags, which reads their variants and has a grammar for each suffix."""
 
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-        yield from _CallReader(tags, scan, writer, schemas).run()
+        yield from _CallReader(tags, scan, writer, schemas).read()
 
     inner = (*tags.separators, *tags.keys, *tags.key_ends, *tags.values, *tags.value_ends)
     grammars = tuple(_grammar(tags, suffix) for suffix in reversed(tags.suffixes))
@@ -116,7 +116,7 @@ class _CallReader:
         self._writer = writer
         self._schemas = schemas
 
-    def run(self) -> Steps[None]:
+    def read(self) -> Steps[None]:
         yield from call_blocks(self._scan, self._writer, self._tags.markup, self._calls)
 
     def _calls(self, start: str) -> Steps[None]:

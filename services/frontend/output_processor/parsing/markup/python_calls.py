@@ -32,7 +32,7 @@ def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: st
     """Reads the arguments of a call of `name` from after its bracket. Positional ones get the tool's parameter names in
     order."""
     out = writer.start_call(name)
-    out.begin("{")
+    out.open("{")
     unnamed = iter(schemas.parameters(name))
     yield from scan.skip_space()
     while not (yield from scan.try_text(")")):

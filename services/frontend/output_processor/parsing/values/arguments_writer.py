@@ -35,7 +35,7 @@ class ArgumentsWriter:
         """Whether a key comes next."""
         return bool(self._closers) and self._closers[-1] == "}" and not self._has_key
 
-    def begin(self, bracket: str) -> None:
+    def open(self, bracket: str) -> None:
         self._held.append(self._separator + bracket)
         self._closers.append(CLOSERS[bracket])
         self._separator, self._has_key = "", False

@@ -86,7 +86,7 @@ def _item(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
         out.scalar(found[0])
     elif first in "{[":
         scan.at += 1
-        out.begin(first)
+        out.open(first)
     elif first in PLAIN:
         yield from _string(scan, first, out.string_part, AFTER_VALUE)
         out.end_string()

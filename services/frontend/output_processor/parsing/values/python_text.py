@@ -43,7 +43,7 @@ def value(scan: Scanner, out: ArgumentsWriter, depth: int = 0) -> Steps[None]:
 def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
     """Reads a list or tuple and writes it as a JSON array."""
     end = CLOSING[(yield from scan.next())]
-    out.begin("[")
+    out.open("[")
     yield from scan.skip_space()
     more = not (yield from scan.try_text(end))
     while more:
@@ -55,7 +55,7 @@ def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
 def _dictionary(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
     """Reads a dictionary and writes it as a JSON object; keys are written as texts."""
     yield from scan.expect("{")
-    out.begin("{")
+    out.open("{")
     yield from scan.skip_space()
     more = not (yield from scan.try_text("}"))
     while more:

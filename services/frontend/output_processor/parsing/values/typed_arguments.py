@@ -63,7 +63,7 @@ class TypedArguments:
     def _begin(self, name: str) -> None:
         """Opens the object before the first parameter and writes the parameter's key."""
         if not self.names:
-            self._out.begin("{")
+            self._out.open("{")
         self.names.add(name)
         self._out.key(quoted(name))
 

@@ -229,9 +229,9 @@ async def test_decoded_bytes_of_all_calls_are_limited() -> None:
         with decoders.held() as third:
             assert await read(third) == 800_000
             with decoders.held() as fourth, pytest.raises(ResourceExhausted):
-                await decoders.whole(body, ("gzip",), 1 << 24, fourth)
+                await decoders.decode(body, ("gzip",), 1 << 24, fourth)
     with BodyDecoders(max_held=1000).held() as alone:
-        assert len(await decoders.whole(body, ("gzip",), 1 << 24, alone)) == 800_000
+        assert len(await decoders.decode(body, ("gzip",), 1 << 24, alone)) == 800_000
     assert decoders.num_held == 0
     decoders.close()
 

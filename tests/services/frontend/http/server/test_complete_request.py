@@ -9,6 +9,7 @@ import pytest
 
 from quire.services.frontend.http.server import complete_request
 from quire.services.frontend.http.server.protocol import AdmittingHttpProtocol
+from tests.observing import calls_of
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 
@@ -84,35 +85,32 @@ async def exchange(frontend: Running, sent: list[bytes]) -> list[bytes]:
     return answers
 
 
-async def test_answers_are_the_same_and_so_is_what_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, refuse = [], AdmittingHttpProtocol._refuse_whole
-
-    def noted(self: AdmittingHttpProtocol, data: bytes) -> bool:
-        at_once.append(refuse(self, data))
-        return at_once[-1]
-
-    monkeypatch.setattr(AdmittingHttpProtocol, "_refuse_whole", noted)
+async def test_answers_are_the_same_and_so_is_what_is_counted(folder: Path) -> None:
+    at_once: list[bool] = []
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
-        with frontend.frontend.ingress.admission.lease() as lease:
-            lease.acquire(1, 0)
-            named = (LENGTH, b"x-request-id: abc\r\n")
-            whole = [call(LENGTH), call(*named), call(*named, line=b"POST /v1/messages/ HTTP/1.1\r\n")]
-            in_drops = [sent[:50] + b"|" + sent[50:] for sent in whole]
-            first = await exchange(frontend, whole)
-            assert at_once == [True, True, True]
-            assert first == await exchange(frontend, in_drops)
-            assert [one[9:12] for one in first] == [b"429"] * 3
-            assert [one.count(b"x-request-id: abc") for one in first] == [0, 1, 1]
-            mixed = await exchange(frontend, [whole[0], in_drops[1], whole[1], in_drops[0]])
-            assert mixed == [first[0], first[1], first[1], first[0]]
-            other = await exchange(frontend, [whole[0], b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", whole[0]])
-            assert [one[9:12] for one in other] == [b"429", b"200", b"429"]
-            metrics = await frontend.metrics()
-        (served,) = await exchange(
-            frontend, [call(b"content-length: 34\r\n", body=b'{"prompt": "x", "max_tokens": 1 } ')]
-        )
-        assert served[9:12] == b"200"
+        with calls_of(AdmittingHttpProtocol._refuse_whole, on_return=lambda call: at_once.append(call.result)):
+            with frontend.frontend.ingress.admission.lease() as lease:
+                lease.acquire(1, 0)
+                named = (LENGTH, b"x-request-id: abc\r\n")
+                whole = [call(LENGTH), call(*named), call(*named, line=b"POST /v1/messages/ HTTP/1.1\r\n")]
+                in_drops = [sent[:50] + b"|" + sent[50:] for sent in whole]
+                first = await exchange(frontend, whole)
+                assert at_once == [True, True, True]
+                assert first == await exchange(frontend, in_drops)
+                assert [one[9:12] for one in first] == [b"429"] * 3
+                assert [one.count(b"x-request-id: abc") for one in first] == [0, 1, 1]
+                mixed = await exchange(frontend, [whole[0], in_drops[1], whole[1], in_drops[0]])
+                assert mixed == [first[0], first[1], first[1], first[0]]
+                other = await exchange(
+                    frontend, [whole[0], b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", whole[0]]
+                )
+                assert [one[9:12] for one in other] == [b"429", b"200", b"429"]
+                metrics = await frontend.metrics()
+            (served,) = await exchange(
+                frontend, [call(b"content-length: 34\r\n", body=b'{"prompt": "x", "max_tokens": 1 } ')]
+            )
+            assert served[9:12] == b"200"
     counted = {name: value for name, value in metrics.items() if name.startswith("http_requests_total")}
     refused = {name: value for name, value in counted.items() if "4xx" in name}
     assert sum(refused.values()) == 3 + 3 + 4 + 2, counted

@@ -133,11 +133,9 @@ def test_large_idle_grammars_are_released(core: NewCore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_worker_has_all_running_grammars_and_releases_others(
-    core: NewCore, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Random arrivals, failures, cancellations and preemptions, with a worker that follows the orders."""
-    monkeypatch.setattr(grammars, "MAX_IDLE", 1)
+def test_the_worker_has_all_running_grammars_and_releases_others(core: NewCore, seed: int) -> None:
+    """Random arrivals, failures, cancellations and preemptions, with a worker that follows the orders. Grammars are so
+    large that only one of them is kept without users."""
     rng = random.Random(seed)
     c = core(max_num_seqs=4)
     held: dict[bytes, int] = {}
@@ -152,7 +150,8 @@ def test_the_worker_has_all_running_grammars_and_releases_others(
     for key in range(300):
         what = rng.randrange(5)
         if what < 2:
-            c.add(under(key, rng.choice([A, B, b"c" * 32]), max_tokens=rng.randrange(1, 5)))
+            grammar_id = rng.choice([A, B, b"c" * 32])
+            c.add(under(key, grammar_id, max_tokens=rng.randrange(1, 5), grammar_bytes=grammars.MAX_IDLE_BYTES))
         elif what == 2 and due:
             name = due.pop(rng.randrange(len(due)))
             failure = Failure("INVALID_ARGUMENT", "no") if rng.random() < 0.2 else None

@@ -7,11 +7,12 @@ import pytest
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import TierLimits
 from quire.services.scheduler.core.sequences.sequence import SequenceStatus
-from quire.services.scheduler.core.transfers.tier_lookup import IsStored, MultiGroupLookup
+from quire.services.scheduler.core.transfers.tier_lookup import MultiGroupLookup
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
 from quire.shared.kv.block_hash import page_of
 from quire.shared.kv.kv_specs import FULL, KVSpec, State, Window
+from tests.observing import calls_of
 from tests.services.scheduler.conftest import make_limits, make_sequence
 from tests.services.scheduler.core.prerequisites.test_host_blocks import SIZE, OffloadHarness, prompt
 from tests.services.scheduler.reference_worker import ReferenceWorker
@@ -149,16 +150,9 @@ def test_starts_that_cannot_fit_are_skipped_together(monkeypatch: pytest.MonkeyP
     for number in range(20, 50):
         machine.run(prompt(number))
     assert machine.core.num_cached(make_sequence(900, tokens, 2, SIZE)) == 240
-    looks: list[int] = []
-    look = MultiGroupLookup.num_following
-
-    def counted(self: MultiGroupLookup, hashes: list[bytes], found: list[int], most: int, holds: IsStored) -> int:
-        looks.append(most)
-        return look(self, hashes, found, most, holds)
-
-    monkeypatch.setattr(MultiGroupLookup, "num_following", counted)
-    sequence = machine.add(tokens)
-    machine.step()
+    with calls_of(MultiGroupLookup.num_following) as looks:
+        sequence = machine.add(tokens)
+        machine.step()
     assert sequence.status is SequenceStatus.BLOCKED
     assert len(looks) <= 10, looks
     while machine.step() or machine.move():

@@ -37,9 +37,3 @@ def test_deadlines_of_finished_sequences_are_removed() -> None:
         if len(alive) > 40:
             del alive[key - 40]
     assert len(deadlines) <= MIN_HEAP_SIZE + 2 * 41 + 1
-
-
-def test_sequences_without_a_deadline_take_no_memory() -> None:
-    deadlines = Deadlines({})
-    deadlines.add(make_sequence(1, [1]))
-    assert not len(deadlines)

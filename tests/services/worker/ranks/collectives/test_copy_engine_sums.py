@@ -79,7 +79,7 @@ def made(rank: int, seed: int, shape: tuple[int, int], dtype: torch.dtype) -> Te
 
 
 def added(sums: CopyEngineSums, part: Tensor) -> Tensor:
-    return sums.overlapped_all_reduce(part, sums.pieces.of(part.size(0)), lambda rows: rows.clone())
+    return sums.overlapped_all_reduce(part, sums.pieces.split(part.size(0)), lambda rows: rows.clone())
 
 
 def test_both_ranks_get_sums_of_all_sizes() -> None:
