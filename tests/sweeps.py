@@ -70,7 +70,7 @@ FIRST_SLOW_CASES = {
 EVERY_SIXTH = ("tests/services/scheduler/core/test_random_operations.py",)
 
 # Seconds of processor time that all cases of a test may take in `make test`. The others are `slow`; one always stays.
-BUDGET_S = 0.5
+BUDGET_S = 0.3
 # Seconds of one case of the tests that exceed it, as `make test-costs` reports them.
 COST_OF_A_CASE_S: Mapping[str, float] = json.loads(Path(__file__).with_name("cost_of_a_case.json").read_text())
 SELECTED_ELSEWHERE = ("gpu", "slow", "sweep")
