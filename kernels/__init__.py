@@ -43,6 +43,7 @@ FUNCTIONS = (
     "head_linear",
     "latent_attention",
     "ragged_attention",
+    "rotate_pairs",
     "short_convolution",
     "gated_delta_rule",
     "gated_norm",
@@ -94,6 +95,7 @@ class Ops:
     head_linear: Callable[[Tensor, Any], Tensor]
     latent_attention: Callable[..., Tensor]
     ragged_attention: Callable[..., Tensor]
+    rotate_pairs: Callable[[Tensor, Tensor], None]
     short_convolution: Callable[..., Tensor]
     gated_delta_rule: Callable[..., Tensor]
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]

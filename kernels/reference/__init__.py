@@ -10,6 +10,7 @@ from quire.kernels.reference.attention.latent_attention import (
 )
 from quire.kernels.reference.attention.paged_attention import paged_attention
 from quire.kernels.reference.attention.ragged_attention import ragged_attention
+from quire.kernels.reference.attention.rotate_pairs import rotate_pairs
 from quire.kernels.reference.embedding import embed
 from quire.kernels.reference.experts import experts, prepare_experts, route
 from quire.kernels.reference.linear import linear, prepare_linear
@@ -61,6 +62,7 @@ __all__ = [
     "quantized_linear",
     "ragged_attention",
     "rms_norm",
+    "rotate_pairs",
     "route",
     "sample",
     "short_convolution",

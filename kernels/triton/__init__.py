@@ -11,6 +11,7 @@ from quire.kernels.triton.attention.latent_blocks import latent_attention
 from quire.kernels.triton.attention.latent_inputs import latent_store
 from quire.kernels.triton.attention.paged_attention import paged_attention
 from quire.kernels.triton.attention.ragged_attention import ragged_attention
+from quire.kernels.triton.attention.rotate_pairs import rotate_pairs
 from quire.kernels.triton.low_rank import add_low_rank, embed_low_rank
 from quire.kernels.triton.low_rank_table import prepare_low_rank, put_low_rank
 from quire.kernels.triton.moe.expert_layers import experts, prepare_experts
@@ -61,6 +62,7 @@ __all__ = [
     "quantized_linear",
     "ragged_attention",
     "rms_norm",
+    "rotate_pairs",
     "route",
     "sample",
     "short_convolution",

@@ -24,11 +24,14 @@ from quire.bench.load_client.timing import LoadResult
 from quire.bench.measuring import service_cpu, step_times
 from quire.bench.report import Row, progress
 from quire.bench.target import Target, targets
-from quire.bench.workload import adapters, workloads
+from quire.bench.workload import adapters, media_workloads, workloads
 from quire.bench.workload.images import NO_IMAGES, ImageOptions
 from quire.bench.workload.workloads import Workload
 from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument, Unavailable
+
+workloads.add(media_workloads.PICTURES, "vision")
+workloads.add(media_workloads.CLIPS, "speech")
 
 TURN_PAUSE_S = 2.0  # between sides: vLLM's worker busy-polls for a second after its last step
 
@@ -165,7 +168,7 @@ def measure_runs(
     has_others = any(not side.target.grpc_address for side in sides[1:])
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
-    def run(side: BenchSide, players: LoadClients, title: str) -> Mapping[str, float]:
+    def run(side: BenchSide, players: LoadClients, title: str, number: int) -> Mapping[str, float]:
         """Performs one run of a side and returns its figures with the services' CPU and step times. Resets its
         prefix cache first if requested, and pauses if other servers are measured as well."""
         if effort.reset:
@@ -173,7 +176,7 @@ def measure_runs(
         if has_others:
             time.sleep(TURN_PAUSE_S)
         watch = CostProbe(side.target, effort.steps)
-        outcome = players.run(side.asks(work), comes, _bar(title))
+        outcome = players.run(side.asks(work.in_run(number)), comes, _bar(title))
         _tell(title, outcome)
         return {**read(outcome), **watch.stop(outcome.num_tokens)}
 
@@ -184,7 +187,7 @@ def measure_runs(
             name = f"run {number + 1}" if number >= 0 else "warm-up"
             turns = list(zip(sides, players_of, measured, strict=True))
             for side, players, runs in turns if number % 2 == 0 else reversed(turns):
-                found = run(side, players, f"{side.target.name} {work.name} {arrival}, {name}")
+                found = run(side, players, f"{side.target.name} {work.name} {arrival}, {name}", number + effort.warmup)
                 if number >= 0:
                     runs.append(found)
     return measured

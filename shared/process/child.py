@@ -21,6 +21,8 @@ from quire.shared.errors import Internal
 from quire.shared.process.priority import lower_priority
 
 LENGTH_BYTES = 4
+# Children work one beside the other; threads of numpy's products in each would only wait for each other.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_WAIT_S = 60.0  # for an answer, on a busy machine
 LONGEST_START_S = 300.0  # for its imports, which take seconds, at low priority on a busy machine
 LAST_OUTPUT_BYTES = 4096  # end of the output that is reported
@@ -90,7 +92,7 @@ class Child:
         line of its stderr, if it exits or is not ready after LONGEST_START_S."""
         with tempfile.TemporaryFile() as words:
             pipe = subprocess.PIPE
-            process = launch(self._command, stdin=pipe, stdout=pipe, stderr=words)
+            process = launch(self._command, stdin=pipe, stdout=pipe, stderr=words, env={**ONE_THREAD, **os.environ})
             assert process.stdin is not None
             assert process.stdout is not None
             self._process = process

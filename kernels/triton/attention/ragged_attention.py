@@ -22,6 +22,7 @@ from quire.kernels.triton.attention.attention_tile import (
     tile_keys,
 )
 from quire.kernels.triton.attention.chunk_attention import find_sequence
+from quire.kernels.triton.attention.dense_attention import dense_attention, takes_dense
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,8 @@ def ragged_attention(
     assert q.stride() == k.stride() == v.stride()
     assert q.stride(1) == head_dim
     assert q.stride(2) == 1
+    if num_seen is None and not 0 < reach < longest - 1 and takes_dense(q, num_seqs, longest):
+        return dense_attention(q, k, v, longest, scale)
     rows, tuning = MIN_DOT, TUNING.here
     while rows < min(longest, tuning.most_rows):
         rows *= 2

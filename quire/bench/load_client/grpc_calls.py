@@ -56,6 +56,8 @@ class GrpcCaller:
         if item.json_schema:
             params = replace(params, structured_output=StructuredOutput(json=item.json_schema))
         request = generate_request(item.prompt, params, RequestOptions(final_only=self._final_only, model=item.adapter))
+        if item.media is not None:
+            item.media.add_to(request)
         return bytes(request.SerializeToString())
 
     async def call(self, body: bytes) -> tuple[RequestTiming, Received]:

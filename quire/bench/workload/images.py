@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import base64
-import struct
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
+from quire.bench.workload.noise import png
 from quire.bench.workload.workloads import BenchRequest
 from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
 
 MAX_SIDE = 16_384  # pixels
-PNG = b"\x89PNG\r\n\x1a\n"
-EIGHT_BIT_RGB = (8, 2, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,3 @@ def chat_messages(item: BenchRequest, images: ImageOptions) -> list[dict[str, ob
     ]
     text = " ".join(str(token % 10) for token in item.prompt)
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
-
-
-def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    """Returns an 8-bit RGB picture [height, width, 3] as a PNG file."""
-    height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # each row begins with its filter, 0: none
-    rows[:, 1:] = pixels.reshape(height, -1)
-    head = struct.pack(">II5B", width, height, *EIGHT_BIT_RGB)
-    return PNG + _chunk(b"IHDR", head) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 1)) + _chunk(b"IEND", b"")
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

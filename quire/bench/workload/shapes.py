@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
-from quire.bench.workload import picture_shapes
+from quire.bench.workload import picture_shapes, sound_shapes
 from quire.checkpoints.quantize import quantization_config
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.text_part import text_part
@@ -210,7 +210,7 @@ CONFIGS["bert-large"] = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
 }
-CONFIGS |= picture_shapes.CONFIGS
+CONFIGS |= picture_shapes.CONFIGS | sound_shapes.CONFIGS
 
 DRAFTER_FIELDS = (  # fields that an EAGLE head shares with its model
     "hidden_size",
@@ -281,26 +281,35 @@ def write_folder(folder: Path, config: Mapping[str, Any]) -> None:
     files = {
         "config.json": config,
         "generation_config.json": SPECIAL_TOKENS,
-        "tokenizer.json": word_tokenizer(text["vocab_size"]),
-        "tokenizer_config.json": {**names, "model_max_length": text["max_position_embeddings"]},
+        "tokenizer.json": word_tokenizer(text["vocab_size"], sound_shapes.named_tokens(config)),
+        "tokenizer_config.json": {**names, "model_max_length": _longest(text)},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     picture_shapes.write_picture_files(folder, config)
+    sound_shapes.write_sound_files(folder, config)
 
 
-def word_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Returns a tokenizer.json of whole words, split at white space."""
+def _longest(text: Mapping[str, Any]) -> int:
+    """Returns the number of positions of a model, or of its decoder."""
+    return int(text.get("max_position_embeddings") or text["max_target_positions"])
+
+
+def word_tokenizer(vocab_size: int, special: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Returns a tokenizer.json of whole words, split at white space. `special`: ids of special tokens by name."""
+    named = special or {}
+    words = {f"w{i}": i for i in range(vocab_size) if i not in named.values()}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": [{"id": i, "content": name, **flags} for name, i in named.items()],
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(vocab_size)}, "unk_token": "w2"},
+        "model": {"type": "WordLevel", "vocab": {**words, **named}, "unk_token": "w2"},
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 
+from quire.bench.workload.noise import NoiseMedia
 from quire.shared.errors import InvalidArgument
 
 LARGEST_ID = 10_000
@@ -26,6 +27,7 @@ class BenchRequest:
     num_output: int
     json_schema: str = ""  # schema of the answer; empty: unconstrained
     adapter: str = ""  # LoRA adapter; empty: none
+    media: NoiseMedia | None = None  # pictures or sound sent with the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Workload:
     items: tuple[BenchRequest, ...]
     load: str = "burst"
     temperature: float = SAMPLED
+    is_new: bool = False  # the media of each run have other contents
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -51,6 +54,13 @@ class Workload:
             return self
         wrapped = (replace(item, prompt=tuple(i % vocab_size for i in item.prompt)) for item in self.items)
         return replace(self, items=tuple(wrapped))
+
+    def in_run(self, number: int) -> Workload:
+        """Returns the workload of one run: with media of its own if the workload is new in each."""
+        if not self.is_new:
+            return self
+        items = (replace(item, media=item.media and item.media.in_run(number)) for item in self.items)
+        return replace(self, items=tuple(items))
 
     def sampled_at(self, temperature: float) -> Workload:
         return replace(self, temperature=temperature)

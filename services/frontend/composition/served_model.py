@@ -42,8 +42,10 @@ class ServedModel:
         )
 
     def warm_up(self) -> None:
-        """Starts the process that renders long conversations, so that the first one need not wait for it."""
+        """Starts the processes that the first long conversation and the first media item need."""
         self.tokenizer.chat_renderer.start()
+        if self.media is not None:
+            self.media.warm_up()
 
     async def close(self) -> None:
         self.processor.close()

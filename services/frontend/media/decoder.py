@@ -4,15 +4,16 @@ memory."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from quire.services.frontend.media import decoder_process
 from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, NO_METADATA, MediaOptions, VideoMetadata
-from quire.shared.errors import InvalidArgument
+from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.media.modalities import IMAGE
 from quire.shared.process.child import Child, ChildEnded
 
@@ -30,11 +31,25 @@ class MediaDecoder:
         self._children = [
             Child(decoder_process.__name__, decoder_process.introduction(bounds, folder)) for _ in range(num_processes)
         ]
-        self._free: asyncio.Queue[Child] = asyncio.Queue()
+        self._free: asyncio.LifoQueue[Child] = asyncio.LifoQueue()  # one that has run is ready at once
         for child in self._children:
             self._free.put_nowait(child)
         self._threads = ThreadPoolExecutor(num_processes, "media")
         self._num_waiting = 0
+
+    def start(self) -> Future[None]:
+        """Starts a free process in the background, so that the first item does not wait for its imports. Returns the
+        end of that."""
+        loop, child = asyncio.get_running_loop(), self._free.get_nowait()
+
+        def start_quietly() -> None:
+            """Starts the process; an error is reported when an item needs it."""
+            with contextlib.suppress(Internal):
+                child.start()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._free.put_nowait, child)
+
+        return self._threads.submit(start_quietly)
 
     @property
     def num_waiting(self) -> int:

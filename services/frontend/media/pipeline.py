@@ -136,6 +136,10 @@ class MediaPipeline:
         self._fetcher = MediaFetcher(policy)
         self._decoder = MediaDecoder(folder, policy.bounds, num_processes)
 
+    def warm_up(self) -> None:
+        """Starts one of the processes, so that the first item need not wait for it."""
+        self._decoder.start()
+
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises Unimplemented for items of a modality that the model does not take, InvalidArgument for too many
         items, or none for an encoder-decoder, and for parts in which the edge found a fault."""

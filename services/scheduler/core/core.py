@@ -18,7 +18,7 @@ from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events, StepPlan, StepResult, finished_events
-from quire.services.scheduler.core.prerequisites.encoder_outputs import EncoderOutputs
+from quire.services.scheduler.core.prerequisites.encoder_outputs import NONE_CACHED, EncoderOutputs
 from quire.services.scheduler.core.prerequisites.grammars import Grammars
 from quire.services.scheduler.core.prerequisites.host_blocks import HostBlocks
 from quire.services.scheduler.core.prerequisites.late_queries import QueryVectors
@@ -85,7 +85,7 @@ class Core:
         has_keys = (
             (lambda _: False) if cross is None else (lambda item: cross.is_cached(item.identifier, item.num_embeddings))
         )
-        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity, state.queue, has_keys)
+        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity, state.queue, has_keys, self._num_skippable)
         self.siblings = Siblings(state.queue)
         stores = limits.tiers.num_host_blocks and limits.caches_prefixes
         self.host_blocks = HostBlocks(self.kv, limits.tiers, counts) if stores else None
@@ -265,6 +265,13 @@ class Core:
         most = self._starter.max_readable_blocks(sequence) - num_found
         num_below = self.host_blocks.num_following(sequence.block_hashes, start.full_blocks, most)
         return max(start.num_cached, (num_found + num_below) * self.limits.block_size)
+
+    def _num_skippable(self, sequence: Sequence) -> int:
+        """Returns the leading tokens of `sequence` that are cached on the device, so that rows of media in them are not
+        needed; NONE_CACHED for beams, and for items of cross attention."""
+        if sequence.search is not None or self.kv.cross is not None:
+            return NONE_CACHED
+        return self._starter.find_cached_prefix(sequence).num_cached
 
     def find(self, key: int) -> Sequence | None:
         return self.state.sequences.get(key)

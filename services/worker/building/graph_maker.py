@@ -199,6 +199,7 @@ class GraphBuilder:
             rows_per_prefix_tile=self._rows_per_prefix_tile,
             adapters=self._place.adapters.step if self._place.adapters else None,
             has_trees=self._has_trees,
+            cross_length=limits.layout.cross_length,
         )
 
     def _recorded_stage(self, caches: list[LayerCache], limits: WorkerLimits, tools: RecordingTools) -> RecordedModel:

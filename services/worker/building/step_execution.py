@@ -96,17 +96,15 @@ def _graph_maker(
     drafter: Drafter | None,
 ) -> GraphBuilder | None:
     """Returns the builder of CUDA graphs; None if all steps are launched kernel by kernel: on a CPU, if cuda_graphs is
-    off, for models with cross attention, or, with a warning, if the attention backend cannot be recorded."""
+    off, or, with a warning, if the attention backend cannot be recorded."""
     backend, spec, place = environment.backend, environment.spec, environment.place
     if spec.device == "cpu" or not settings.cuda_graphs:
-        return None
-    if environment.limits.layout.cross_length:
-        log.info("CUDA graphs are not used: steps with cross attention are launched kernel by kernel")
         return None
     if not backend.records_decodes:
         log.warning("CUDA graphs are not used: the attention backend for decodes cannot be recorded")
         return None
     chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
+    chunks = chunks and not environment.limits.layout.cross_length  # each token of a chunk would be a row
     if chunks != settings.cuda_graph_chunks:
         log.info("CUDA graphs are not used for prompt chunks: their kernels cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)

@@ -80,9 +80,9 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, bool, bool], RecordedStep] = {}
         device = memory.last_tokens.device
         self._filled: tuple[RecordedStep, int] | None = None  # and the number of the step in the columns
-        self._num_columns = (
-            NUM_COLUMNS + memory.num_groups - 1
-        )  # after the named columns: slot mappings of the other KV groups
+        # After the named columns: slot mappings of the other KV groups, and rows of encoder outputs attended to.
+        self._mappings = slice(NUM_COLUMNS, NUM_COLUMNS + memory.num_groups - 1)
+        self._num_columns = self._mappings.stop + (memory.cross_width > 0)
         self._flat = torch.zeros(self._num_columns * aligned(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
@@ -125,8 +125,8 @@ class DecodeGraphs:
         graph = self._graph(size, shared=shared)
         if self._follows(graph, inputs, new_blocks):
             graph.columns[FOLLOWING, : inputs.num_rows].add_(1)
-            if self._num_columns > NUM_COLUMNS:
-                graph.columns[NUM_COLUMNS:, : inputs.num_rows].add_(1)
+            if self._mappings.start < self._mappings.stop:
+                graph.columns[self._mappings, : inputs.num_rows].add_(1)
         else:
             self._fill(graph.columns, inputs, new_blocks, facts)
         if facts.prefixes is not None:
@@ -166,20 +166,28 @@ class DecodeGraphs:
         stride = aligned(size)
         columns = self._flat[: self._num_columns * stride].view(self._num_columns, stride)
         self._staging.upload_into(columns, [np.zeros(0, np.int32)] * self._num_columns, self._padding(0, stride))
-        column, mappings = DecodeColumns(*columns[:NUM_COLUMNS, :size]), list(columns[NUM_COLUMNS:, :size])
+        column, mappings = DecodeColumns(*columns[:NUM_COLUMNS, :size]), list(columns[self._mappings, :size])
+        num_attended = columns[-1, :size] if self._memory.cross_width else None
         prefixes = self._prefixes.of(size) if shared else None
         choice = self._model.choice
         return RecordedStep.of(
             self._recorder,
             columns,
-            lambda: self._forward(column, mappings, prefixes),
+            lambda: self._forward(column, mappings, prefixes, num_attended),
             None if choice is None else lambda logits: self._choose(choice, logits, column),
         )
 
-    def _forward(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
+    def _forward(
+        self,
+        column: DecodeColumns,
+        mappings: list[Tensor],
+        prefixes: SharedPrefixes | None,
+        num_attended: Tensor | None,
+    ) -> Tensor:
         """Runs the forward pass over the static columns; returns logits [size, vocab_size] or a stage's output.
 
-        Writes the new block ids to the block tables. `mappings`: slot mappings of the other KV groups.
+        Writes the new block ids to the block tables. `mappings`: slot mappings of the other KV groups. `num_attended`:
+        rows of the encoder's output that each row attends to; None: models without cross attention.
         """
         token_ids = self._model.edges.begin_step(column, self._memory)
         tables, *others = (tables.index_select(0, column.slots) for tables in self._memory.group_tables)
@@ -191,9 +199,20 @@ class DecodeGraphs:
             max_seq_len=self._model.max_seq_len,
             order=column.order,
             prefixes=prefixes,
+            cross=None if num_attended is None else self._cross(column.slots, num_attended),
         )
         batch = ForwardBatch(token_ids, column.positions, column.slot_mapping, attention, logit_tokens=None)
         return self._model.forward(batch.with_groups(others, mappings))
+
+    def _cross(self, slots: Tensor, num_attended: Tensor) -> AttentionMetadata:
+        """Returns attention metadata of the rows over the output of their encoder."""
+        return AttentionMetadata(
+            self._memory.cross_tables.index_select(0, slots),
+            query_start=None,
+            seq_lens=num_attended,
+            max_query_len=1,
+            max_seq_len=self._model.cross_length,
+        )
 
     def _choose(self, choice: PlainChoice, logits: Tensor, column: DecodeColumns) -> Tensor:
         """Samples a token for each row of `logits` and stores it as the slot's last token."""
@@ -217,6 +236,7 @@ class DecodeGraphs:
             new_blocks.slots * self._memory.table_width + new_blocks.columns,
             new_blocks.ids,
             *inputs.slot_mapping.reshape(-1, inputs.num_rows)[1:],
+            *(() if inputs.num_attended is None else (inputs.num_attended,)),
         ]
         self._staging.upload_into(columns, arrays, self._padding(inputs.num_rows, columns.size(1)))
 

@@ -50,6 +50,7 @@ class RecordedModel:
     adapters: StepAdapterRows | None = None  # None: no adapters
     stage: RecordedStage | None = None  # None: this rank has all layers
     has_trees: bool = False  # steps with chunks have tree masks
+    cross_length: int = 0  # most rows of an encoder's output that a row attends to; 0: no cross attention
 
     @property
     def is_adapted(self) -> bool:

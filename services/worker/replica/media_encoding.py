@@ -178,11 +178,18 @@ class MediaEncoding(NoMediaEncoding):
         return self._upload(item.rows).view(self._row_type.dtype)
 
     def _upload(self, pixels: Pixels | Rows) -> Tensor:
-        """Returns pixels or rows on the device. Read-only ones, which a store or a message owns, are copied first."""
+        """Returns pixels or rows on the device. They are copied from pinned memory: a copy from other memory would wait
+        for what the device computes. Read-only ones, which a store or a message owns, are copied on the CPU too."""
+        import numpy as np
         import torch
 
+        if self._device.type == "cuda":
+            dtype = torch.float32 if pixels.dtype == np.float32 else torch.uint8
+            pinned = torch.empty(pixels.shape, dtype=dtype, pin_memory=True)
+            pinned.numpy()[...] = pixels
+            return pinned.to(self._device, non_blocking=True)
         own = pixels if pixels.flags.writeable else pixels.copy()
-        return torch.from_numpy(own).to(self._device, non_blocking=True)
+        return torch.from_numpy(own).to(self._device)
 
     def _keep(self, item: Fetched, rows: Tensor) -> QuireError | None:
         """Keeps the rows of an item; returns the error of an item with another number of rows than the scheduler

@@ -2,7 +2,9 @@
 
 The worker fetches and encodes an item when it is ordered to, and keeps its rows until their release is ordered. A
 sequence uses its rows until the step that completes its prompt is planned, and again if it is preempted. Rows without
-users are kept while there is room, so that the same picture in the next turn of a conversation costs nothing.
+users are kept while there is room, so that the same picture in the next turn of a conversation costs nothing. Nor does
+an item whose tokens are all in the prefix cache: its rows are needed only if these blocks are evicted before the
+sequence is admitted.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry,
 from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 
+NONE_CACHED = -1  # less than the end of any item, also of one without tokens
 MOST_IDLE = 1 << 16  # items without users; the capacity in embeddings bounds them as well
 
 
@@ -35,13 +38,19 @@ class EncoderOutputs(Prerequisite):
     hold room that the others need, the one that has waited longest gets all of it."""
 
     def __init__(
-        self, capacity: int, requeue: Requeue, has_keys: Callable[[MediaItem], bool] = lambda _: False
+        self,
+        capacity: int,
+        requeue: Requeue,
+        has_keys: Callable[[MediaItem], bool] = lambda _: False,
+        num_cached: Callable[[Sequence], int] = lambda _: NONE_CACHED,
     ) -> None:
         """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items; `has_keys`:
         whether the device has everything that a decoder reads of an item, so that its rows are not needed (encoder-
-        decoder models)."""
+        decoder models); `num_cached`: leading tokens of a sequence whose KV the device has."""
         super().__init__()
-        self._has_keys = has_keys
+        self._has_keys, self._num_cached = has_keys, num_cached
+        # By key of sequence: leading tokens that are not computed again, so that the rows in them are not needed.
+        self._skipped: dict[int, int] = {}
         self._requeue = requeue
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
@@ -66,19 +75,40 @@ class EncoderOutputs(Prerequisite):
     def join(self, sequence: Sequence) -> bool:
         """Adds a sequence to the users of its items, and orders those that are not kept when there is room. Returns
         whether all of them are encoded, or not needed; otherwise the sequence is blocked."""
-        items = [item for item in _unique(sequence) if not self._has_keys(item)]
+        return self._join_after(sequence, self._num_cached(sequence) if sequence.media else NONE_CACHED)
+
+    def rejoin(self, sequence: Sequence) -> bool:
+        return self.join(sequence)
+
+    def is_ready(self, sequence: Sequence, num_cached: int) -> bool:
+        """Returns whether the sequence, of which `num_cached` tokens are cached now, can compute the others. If blocks
+        were evicted since it joined, the items in them are ordered, and it is blocked until they are encoded."""
+        if min(num_cached, sequence.num_tokens - 1) >= self._skipped.get(sequence.key, NONE_CACHED):
+            return True
+        return self._join_after(sequence, num_cached)
+
+    def _join_after(self, sequence: Sequence, num_cached: int) -> bool:
+        """Adds a sequence to the users of the items of which a token is computed, where `num_cached` tokens are
+        not; the last token always is."""
+        self._skipped.pop(sequence.key, None)
+        if num_cached > NONE_CACHED:
+            self._skipped[sequence.key] = min(num_cached, sequence.num_tokens - 1)
+        items = [*{item.identifier: item for item in self._needed(sequence)}.values()]
         items.sort(key=lambda item: item.identifier not in self._cache)  # room for new ones evicts none of its own
         for item in items:
             self._cache.join(item.identifier, item.num_embeddings, sequence)
         self._end_deadlock()
         return not self._block(sequence)
 
-    def rejoin(self, sequence: Sequence) -> bool:
-        return self.join(sequence)
+    def _needed(self, sequence: Sequence) -> list[MediaItem]:
+        """Returns the sequence's items whose rows it needs."""
+        begin = self._skipped.get(sequence.key, NONE_CACHED)
+        return [item for item in sequence.media if item.end > begin and not self._has_keys(item)]
 
     def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
         """Removes the sequences from the users of their items: the step that is being planned reads the rows last."""
         for sequence in sequences:
+            self._skipped.pop(sequence.key, None)
             for item in sequence.media:
                 self._cache.leave(item.identifier, sequence)
         self._end_deadlock()
@@ -87,6 +117,7 @@ class EncoderOutputs(Prerequisite):
     def leave(self, sequence: Sequence) -> None:
         """Removes a sequence from the users of its media items. Items that the worker has not been ordered to encode
         are dropped with their last user; encoded ones stay cached."""
+        self._skipped.pop(sequence.key, None)
         for item in _unique(sequence):
             unused = self._cache.leave(item.identifier, sequence)
             if unused is not None and not unused.has_place:  # else the worker is computing it
@@ -180,7 +211,7 @@ class EncoderOutputs(Prerequisite):
         if first is None or any(not entry.is_ready or self._is_of_use(entry) for entry in self._cache.placed):
             return
         sequence = next(iter(first.users.values()))
-        self._cache.place_first([item.identifier for item in _unique(sequence)])
+        self._cache.place_first([*{item.identifier: None for item in self._needed(sequence)}])
 
     def _is_of_use(self, entry: CacheEntry) -> bool:
         """Returns whether a sequence with this item has all of its items, or none needs it any more."""
@@ -188,13 +219,13 @@ class EncoderOutputs(Prerequisite):
 
     def _is_placed(self, sequence: Sequence) -> bool:
         """Returns whether all of the sequence's items have room."""
-        entries = (self._cache.entry(item.identifier) for item in sequence.media)
+        entries = (self._cache.entry(item.identifier) for item in self._needed(sequence))
         return all(entry is not None and entry.has_place for entry in entries)
 
     def _block(self, sequence: Sequence) -> bool:
         """Blocks `sequence` until its first item that is not encoded is; returns whether there is one."""
-        for item in sequence.media:
-            if not self._cache.is_prepared(item.identifier) and not self._has_keys(item):
+        for item in self._needed(sequence):
+            if not self._cache.is_prepared(item.identifier):
                 self._blocked.add(item.identifier, sequence)
                 return True
         return False

@@ -83,6 +83,9 @@ class Admitter:
             if state.limits.whole_prompts and sequence.num_tokens > builder.budget.remaining:
                 return  # it fits in the next step
             start = self._starter.find_cached_prefix(sequence)
+            if sequence.media and not self._encoder_outputs.is_ready(sequence, start.num_cached):
+                state.queue.block(sequence)  # blocks with the tokens of an item were evicted while it waited
+                continue
             if not self._starter.fits_step(builder, sequence, start):
                 self._starter.keep_match(sequence, start)
                 return  # its first media item fits in a later step

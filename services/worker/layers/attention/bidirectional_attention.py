@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from quire.services.worker.layers.attention.rotary import rotate_pairs
 from quire.services.worker.layers.linear import Linear, Projection
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class BidirectionalAttention:
         self._output = Linear([output], config.hidden_size, config.attention_bias, place)
         self._heads, self._head_dim, self._reach = config.num_heads, config.head_dim, config.half_window(layer)
         self._is_rotated = bool(config.ropes)
-        self._attend = place.ops.ragged_attention
+        self._attend, self._rotate = place.ops.ragged_attention, place.ops.rotate_pairs
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._input.destinations()
@@ -51,7 +50,7 @@ class BidirectionalAttention:
         the same shape."""
         qkv = self._input(x).view(x.size(0), 3, self._heads, self._head_dim)
         if self._is_rotated:
-            rotate_pairs(qkv[:, :2], cos_sin.index_select(0, batch.positions))
+            self._rotate(qkv[:, :2], cos_sin.index_select(0, batch.positions))
         q, k, v = qkv.unbind(1)
         metadata = batch.attention
         assert metadata.query_start is not None

@@ -73,16 +73,6 @@ def rows_by_axes(table: Tensor, axes: Tensor, of_columns: Tensor) -> Tensor:
     return table.gather(0, axes.index_select(0, of_columns).t().long())
 
 
-def rotate_pairs(heads: Tensor, cos_sin: Tensor) -> None:
-    """Rotates heads in place, [num_tokens, ..., num_heads, head_dim]; `cos_sin`: float32 [num_tokens, head_dim] of each
-    token's position. A pair is at the same index of both halves of a head."""
-    import torch
-
-    cos, sin = (part.view(part.size(0), *(1,) * (heads.dim() - 2), -1) for part in cos_sin.chunk(2, dim=1))
-    first, second = heads.float().chunk(2, dim=-1)
-    heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
-
-
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
     """Returns the angle per position of each pair, in radians, [head_dim / 2]."""
     import torch

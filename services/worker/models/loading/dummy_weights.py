@@ -33,7 +33,11 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
 def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
     """Fills a matrix by repeating the same numbers: much faster than drawing billions of them."""
     noise = (noise * scale).to(destination)
-    flat = (destination if destination.is_contiguous() else destination.mT).view(-1)  # some are transposed
+    dense = next((view for view in (destination, destination.mT) if view.is_contiguous()), None)
+    filled = destination.new_empty(destination.shape) if dense is None else dense  # None: a part of larger rows
+    flat = filled.view(-1)
     whole = flat.numel() // noise.numel() * noise.numel()
     flat[:whole].view(-1, noise.numel()).copy_(noise)
     flat[whole:].copy_(noise[: flat.numel() - whole])
+    if dense is None:
+        destination.copy_(filled)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire.services.worker.layers.attention.rotary import rotate_pairs
 from quire.services.worker.layers.feed_forward.mlp import MLP, PlainMLP
 from quire.services.worker.layers.linear import Linear, Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.vision.patch_grid import PatchGrid
 
+FEATURES = 64  # divides the padded width of feed-forward layers
+MOST_PLANS = 32  # a plan of 4,784 patches has 1.6 MB
 EPS = 1e-6  # of all norms
 NAME = "visual"  # of the tower in checkpoints
 
@@ -104,6 +105,7 @@ class QwenViT:
             for index in range(len(config.deepstack))
         ]
         self._device = place.device
+        self._plans: dict[tuple[PatchGrid, ...], TowerPlan] = {}  # the last used one at the end
 
     @property
     def _parts(self) -> Sequence[Loadable]:
@@ -130,7 +132,7 @@ class QwenViT:
         """
         import torch
 
-        config, plan = self.config, self._plan(grids)
+        config, plan = self.config, self._plan(tuple(grids))
         x = self._embed(patches, plan)
         levels: list[Tensor] = []
         for index, layer in enumerate(self._layers):
@@ -154,7 +156,16 @@ class QwenViT:
             x = x.view(-1, self.config.unit, x.size(1)).index_select(0, plan.order).flatten(0, 1)
         return x
 
-    def _plan(self, grids: Sequence[PatchGrid]) -> TowerPlan:
+    def _plan(self, grids: tuple[PatchGrid, ...]) -> TowerPlan:
+        """Returns the indices of a call, which are kept for the last shapes: copies to the device would wait for what
+        it computes."""
+        plan = self._plans.pop(grids, None) or self._new_plan(grids)
+        self._plans[grids] = plan
+        if len(self._plans) > MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
+        return plan
+
+    def _new_plan(self, grids: tuple[PatchGrid, ...]) -> TowerPlan:
         """Computes the indices of one call on the host and copies them to the device."""
         import torch
 
@@ -221,7 +232,8 @@ class QwenViTLayer:
 
     def __init__(self, name: str, config: QwenViTConfig, place: LayerPlacement) -> None:
         size = config.hidden_size
-        self._heads, self._attend = config.num_heads, place.ops.ragged_attention
+        self._heads = config.num_heads
+        self._attend, self._rotate = place.ops.ragged_attention, place.ops.rotate_pairs
         self._first_norm = _norm(f"{name}.norm1", size, config, place)
         self._input = Linear([Projection(f"{name}.attn.qkv", 3 * size)], size, True, place, quantized=False)
         self._output = Linear([Projection(f"{name}.attn.proj", size)], size, True, place, quantized=False)
@@ -241,20 +253,56 @@ class QwenViTLayer:
             part.finish()
 
     def __call__(self, x: Tensor, spans: Spans, cos_sin: Tensor) -> Tensor:
-        """Runs the layer: x [num_patches, hidden_size] -> the same shape."""
+        """Runs the layer: adds its outputs to x [num_patches, hidden_size] in place, and returns it."""
         qkv = self._input(self._first_norm(x)).view(x.size(0), 3, self._heads, -1)
-        rotate_pairs(qkv[:, :2], cos_sin)
+        self._rotate(qkv[:, :2], cos_sin)
         q, k, v = qkv.unbind(1)
         attended = self._attend(q, k, v, spans.starts, spans.longest, q.size(-1) ** -0.5, 0)
-        x = x + self._output(attended.flatten(1))
-        return x + self._mlp(self._second_norm(x))
+        return x.add_(self._mlp(self._second_norm(self._output(attended.flatten(1)), x)))
 
 
-def _mlp(name: str, config: QwenViTConfig, place: LayerPlacement) -> MLP | PlainMLP:
+class PaddedMLP:
+    """Gated feed-forward layer whose features are padded with zeros to a multiple of FEATURES.
+
+    For rows of other lengths cuBLAS takes a kernel for older GPUs: with Qwen2.5-VL's 3,420 features and a picture of
+    1280 x 720 pixels 0.21 ms a product instead of about 0.08 (H200).
+    """
+
+    def __init__(self, name: str, config: QwenViTConfig, place: LayerPlacement) -> None:
+        padded = -(-config.intermediate_size // FEATURES) * FEATURES
+        self._size, self._down = config.intermediate_size, f"{name}.down_proj"
+        self._mlp = MLP(name, config.hidden_size, padded, True, place, activation=config.activation)
+        for _, destination in self._mlp.destinations():
+            _tensor(destination).zero_()
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        """Yields the parts of the weights that are not padding."""
+        for name, destination in self._mlp.destinations():
+            axis = 1 if name == f"{self._down}.weight" else 0
+            is_padded = name != f"{self._down}.bias"
+            yield name, _tensor(destination).narrow(axis, 0, self._size) if is_padded else destination
+
+    def finish(self) -> None:
+        self._mlp.finish()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer: x [num_patches, hidden_size] -> the same shape."""
+        return self._mlp(x)
+
+
+def _tensor(destination: Destination) -> Tensor:
+    """Returns the destination of a whole tensor; a tower is not split among ranks."""
+    import torch
+
+    assert isinstance(destination, torch.Tensor)
+    return destination
+
+
+def _mlp(name: str, config: QwenViTConfig, place: LayerPlacement) -> PaddedMLP | PlainMLP:
     """Builds the feed-forward layer of the kind that the tower has: gated, or two linear layers."""
     size, width, (first, second) = config.hidden_size, config.intermediate_size, config.mlp
     if not first:
-        return MLP(name, size, width, True, place, activation=config.activation)
+        return PaddedMLP(name, config, place)
     up, down = Projection(f"{name}.{first}", width), Projection(f"{name}.{second}", size)
     return PlainMLP(up, down, size, True, place, activation=config.activation)
 

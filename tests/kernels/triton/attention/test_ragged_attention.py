@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.kernels import reference, triton
+from quire.kernels.triton.attention.dense_attention import dense_attention, takes_dense
 from tests.kernels.triton.closeness import assert_close
 
 LENGTHS = [[1], [5, 1, 33], [70], [16, 16, 64, 130]]
@@ -44,3 +45,18 @@ def test_only_the_first_tokens_are_seen(reach: int, dtype: torch.dtype, device: 
     wanted = reference.ragged_attention(*wide, starts.cpu(), max(lengths), 32**-0.5, reach, num_seen.cpu())
     assert_close(found, wanted)
     assert bool((wanted[-1] == 0).all()) == bool(reach)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("num_seqs", "length", "heads", "head_dim"), [(1, 4784, 16, 80), (3, 1030, 4, 72), (2, 1500, 20, 64)]
+)
+def test_long_sequences_of_equal_length(num_seqs: int, length: int, heads: int, head_dim: int) -> None:
+    """Sequences that cuDNN takes give what the kernel for any lengths gives."""
+    lengths = [length] * num_seqs
+    q, k, v, starts = inputs(lengths, heads, head_dim, torch.bfloat16, torch.device("cuda"))
+    found = dense_attention(q, k, v, length, head_dim**-0.5)
+    assert_close(found, triton.ragged_attention(q, k, v, starts, length, head_dim**-0.5, 0))
+    while not takes_dense(q, num_seqs, length):
+        pass
+    assert torch.equal(found, triton.ragged_attention(q, k, v, starts, length, head_dim**-0.5, 0))

@@ -103,3 +103,16 @@ async def test_a_caller_that_leaves_gives_its_process_back(seeing: Path) -> None
             await leaving
         assert (await pool.decode(plain(GREEN))).layout == LAYOUT
         assert pool.num_waiting == 0
+
+
+async def test_items_in_turn_are_decoded_by_the_process_that_was_started_first(seeing: Path) -> None:
+    pool = MediaDecoder(seeing, BOUNDS, 3)
+    try:
+        await asyncio.wrap_future(pool.start())
+        await loop_turns()
+        (pid,) = pool.pids
+        for _ in range(4):
+            await pool.decode(plain(GREEN))
+        assert pool.pids == [pid]
+    finally:
+        pool.close()

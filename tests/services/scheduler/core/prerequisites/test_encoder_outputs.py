@@ -32,7 +32,8 @@ def with_items(key: int, letters: str, size: int = 4, **fields: object) -> Seque
 
 
 def seeing(core: NewCore, **fields: object) -> Core:
-    return core(encoder_capacity=CAPACITY, num_blocks=100, max_num_batched_tokens=256, max_model_len=128, **fields)
+    given = {"num_blocks": 100, **fields}
+    return core(encoder_capacity=CAPACITY, max_num_batched_tokens=256, max_model_len=128, **given)
 
 
 def orders(core: Core) -> str:
@@ -479,3 +480,35 @@ def test_a_kept_item_takes_no_time(core: NewCore) -> None:
     c.take_events()
     c.add(with_items(2, "a", queued_at=5.0))
     assert started_times(c, 6.0) == {2: (1.0, 0.0)}
+
+
+def with_cached_prefix(core: NewCore, num_blocks: int) -> Core:
+    """A core whose prefix cache has the prompt of with_items(1, "ab"), and that keeps rows of other items only."""
+    c = seeing(core, block_size=2, num_blocks=num_blocks)
+    for key, letters in ((1, "ab"), (2, "cd")):
+        c.add(with_items(key, letters, block_size=2, max_tokens=1))
+        encoded(c, letters)
+        assert run(c) == [key]
+    assert orders(c) == "abAcBd"
+    return c
+
+
+def test_items_in_the_prefix_cache_are_not_encoded_again(core: NewCore) -> None:
+    c = with_cached_prefix(core, num_blocks=100)
+    c.add(with_items(1, "ab", block_size=2, max_tokens=1))
+    assert orders(c) == ""
+    assert run(c) == [1]
+    c.check_invariant()
+
+
+def test_items_whose_blocks_are_evicted_before_admission_are_encoded_then(core: NewCore) -> None:
+    c = with_cached_prefix(core, num_blocks=13)
+    c.add(make_sequence(3, [*range(50, 70)], block_size=2, max_tokens=1))
+    c.add(with_items(1, "ab", block_size=2, max_tokens=1))
+    assert orders(c) == ""
+    assert run(c) == [3]
+    assert run(c) == []
+    assert orders(c) in {"abCD", "CDab", "CaDb", "CabD"}
+    encoded(c, "ab")
+    assert run(c) == [1]
+    c.check_invariant()
