@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup protos docs docs-serve screenshots demo up test test-slow test-all lint lint-types lint-rest bench wheel images test-images push-images clean
+.PHONY: help setup protos docs docs-serve screenshots demo up test test-slow test-all test-costs lint lint-types lint-rest bench wheel images test-images push-images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -50,6 +50,9 @@ test-slow: setup ## more faults, more environments, more random operations
 # Both, and every case of the sweeps (tests/sweeps.py).
 test-all: setup ## both, and every case of the sweeps
 	$(PYTEST) -m 'not gpu' $(ARGS)
+
+test-costs: setup ## all tests that need no GPU, and the processor time of folders and of the most expensive tests
+	$(PYTEST) -p tests.processor_time $(ARGS)
 
 # Type checking takes as long as everything else.
 lint: setup ## types, style, layers, protocols, deployment files

@@ -1,14 +1,16 @@
 """Reduces parameter sweeps: of a product of parameters, keeps enough cases that each value of each parameter occurs.
 
 The others are marked `sweep`, which only `make test-all` runs, or `slow`, which CI runs, too. Tests with one
-parameter keep all cases, and so do tests outside of the tables, except for the first few where each case takes
-seconds.
+parameter keep all cases, and so do tests outside of the tables, except where the cases of a test together take more
+processor time than BUDGET_S.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,12 @@ FIRST_SLOW_CASES = {
 # Where products are so large that `slow` is every sixth of what is left.
 EVERY_SIXTH = ("tests/services/scheduler/core/test_random_operations.py",)
 
+# Seconds of processor time that all cases of a test may take in `make test`. The others are `slow`; one always stays.
+BUDGET_S = 0.3
+# Seconds of one case of the tests that exceed it, as `make test-costs` reports them.
+COST_OF_A_CASE_S: Mapping[str, float] = json.loads(Path(__file__).with_name("cost_of_a_case.json").read_text())
+SELECTED_ELSEWHERE = ("gpu", "slow", "sweep")
+
 # How the expressions of runs begin that select nothing but slow tests.
 SLOW_ONLY = "slow and "
 
@@ -94,13 +102,35 @@ def mark_the_rest(items: Sequence[pytest.Item]) -> None:
             item.add_marker("slow")
         if seen[test] > FIRST_SLOW_CASES.get(test, len(items)):
             item.add_marker("sweep")
+    mark_above_budget(items, COST_OF_A_CASE_S)
+
+
+def mark_above_budget(items: Sequence[pytest.Item], costs: Mapping[str, float]) -> None:
+    """Marks as `slow` the cases of a test for which its budget does not suffice."""
+    by_test: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in costs and not any(map(item.get_closest_marker, SELECTED_ELSEWHERE)):
+            by_test[test].append(item)
+    for test, same in by_test.items():
+        kept = spread(test, len(same), max(1, int(BUDGET_S / costs[test])))
+        for number, item in enumerate(same):
+            if number not in kept:
+                item.add_marker("slow")
+
+
+def spread(test: str, count: int, kept: int) -> set[int]:
+    """Returns the indices of `kept` of `count` cases, at even distances and from one that depends on the test's name:
+    tests with the same parameters, such as families of models, keep different ones."""
+    first, kept = zlib.crc32(test.encode()), min(kept, count)
+    return {(first + number * count // kept) % count for number in range(kept)}
 
 
 def may_have_slow_tests(file: Path) -> bool:
     """Whether a test file names the mark `slow`, or the tables above give it to some of its cases. Runs of slow tests
     import no other file."""
     name = str(file.relative_to(ROOT))
-    tables = (*SWEEPS["slow"], *(test.partition("::")[0] for test in FIRST_CASES))
+    tables = (*SWEEPS["slow"], *(test.partition("::")[0] for test in (*FIRST_CASES, *COST_OF_A_CASE_S)))
     return name in tables or "mark.slow" in file.read_text()
 
 

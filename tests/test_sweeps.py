@@ -5,10 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.sweeps import FIRST_CASES, FIRST_SLOW_CASES, SWEEPS, check_slow_files, covering, may_have_slow_tests
+from tests.sweeps import (
+    BUDGET_S,
+    COST_OF_A_CASE_S,
+    FIRST_CASES,
+    FIRST_SLOW_CASES,
+    SWEEPS,
+    check_slow_files,
+    covering,
+    mark_above_budget,
+    may_have_slow_tests,
+    spread,
+)
 
 
 def test_every_value_occurs_in_few_cases() -> None:
@@ -32,9 +44,50 @@ def test_a_test_of_one_parameter_or_none_is_whole() -> None:
 
 
 def test_what_is_cut_short_exists() -> None:
-    for name in (*FIRST_CASES, *FIRST_SLOW_CASES):
+    for name in (*FIRST_CASES, *FIRST_SLOW_CASES, *COST_OF_A_CASE_S):
         path, _, test = name.partition("::")
         assert f"def {test}(" in Path(__file__).parents[1].joinpath(path).read_text(), name
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 1), (2, 1), (49, 5), (7, 3), (3, 9), (126, 4)])
+def test_as_many_cases_stay_as_asked_for_and_not_the_same_of_every_test(count: int, kept: int) -> None:
+    by_test = [spread(f"tests/test_a.py::test_{number}", count, kept) for number in range(40)]
+    assert {len(found) for found in by_test} == {min(count, kept)}
+    assert len(set[int]().union(*by_test)) == count or len(set[int]().union(*by_test)) > 10 * kept
+    assert by_test[0] == spread("tests/test_a.py::test_0", count, kept)
+
+
+class ListedItem:
+    """Case of a test with marks."""
+
+    def __init__(self, nodeid: str, *marks: str) -> None:
+        self.nodeid, self.marks = nodeid, list(marks)
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+def test_cases_above_the_budget_are_slow() -> None:
+    costly, cheap = "tests/test_a.py::test_costly", "tests/test_a.py::test_cheap"
+    items: list[Any] = [
+        *(ListedItem(f"{costly}[{number}]", *(["gpu"] if number == 2 else [])) for number in range(9)),
+        *(ListedItem(f"{cheap}[{number}]") for number in range(9)),
+    ]
+    mark_above_budget(items, {costly: BUDGET_S / 3})
+    of_costly = [item for item in items if item.nodeid.startswith(costly)]
+    assert [item.marks for item in items if item not in of_costly] == [[]] * 9
+    assert of_costly[2].marks == ["gpu"]
+    assert sorted(len(item.marks) for item in of_costly) == [0] * 3 + [1] * 6
+    assert sum(item.marks == ["slow"] for item in of_costly) == 5
+
+
+def test_a_case_that_is_more_than_the_budget_stays() -> None:
+    items: list[Any] = [ListedItem(f"tests/test_a.py::test_costly[{number}]") for number in range(2)]
+    mark_above_budget(items, {"tests/test_a.py::test_costly": 9 * BUDGET_S})
+    assert sorted(len(item.marks) for item in items) == [0, 1]
 
 
 TESTS = Path(__file__).parent

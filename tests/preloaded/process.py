@@ -22,8 +22,15 @@ from quire.shared.process import allocator
 from tests.preloaded.forked import Forked
 from tests.preloaded.zygote import CHILD, COMMAND, LENGTH, MODULES, SHARED, STATUS
 
-# The last three are set by libraries that some tests import, and by commands.
-OF_ONE_START = ("QUIRE_", "PYTEST_", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY")
+# The last three are set by libraries that some tests import, and by commands; devices are read after the fork.
+OF_ONE_START = (
+    "QUIRE_",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTEST_",
+    "TOKENIZERS_PARALLELISM",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "GRPC_VERBOSITY",
+)
 SERVICES = tuple(role for role in MODULES if role not in (CHILD, COMMAND))
 
 

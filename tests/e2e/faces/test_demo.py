@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.preloaded import command
 
 
 def test_the_demo_chats_twice_sees_a_picture_shows_the_status_and_ends_cleanly() -> None:
-    done = subprocess.run([sys.executable, "-m", "quire", "demo"], capture_output=True, text=True, check=True)
+    done = command.run("demo")
+    assert done.returncode == 0, done.stderr
     assert "quire-tiny" in done.stdout.split("gRPC>")[1]
     assert "OpenAI HTTP> What is 23 + 45?\n68" in done.stdout
     before, _, answer = done.stdout.partition("OpenAI HTTP> [picture] What is in the picture?\n")

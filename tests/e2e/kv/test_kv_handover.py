@@ -68,8 +68,9 @@ def answers(client: Client, asked: list[list[dict[str, str]]]) -> dict[str, list
     return found
 
 
-def test_prompts_are_computed_by_one_worker_and_decoded_by_another(client: Client) -> None:
-    asked = questions(3)
+@pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_prompts_are_computed_by_one_worker_and_decoded_by_another(client: Client, count: int) -> None:
+    asked = questions(count)
     expected = answers(client, asked)
     with (
         running_cluster(apart=(1, 1), worker=WORKER, scheduler=APART) as cluster,

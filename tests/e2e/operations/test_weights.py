@@ -34,7 +34,7 @@ PROMPT = "Once upon a time there was a boy who counted: one, two, three, four,"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
 LONG = SamplingParams(temperature=0, max_tokens=320, ignore_eos=True)  # seconds: they run when the update comes
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 400, "dtype": "float32"}
-NUM_STREAMS = 32
+NUM_STREAMS = 16
 NORM = "model.layers.0.input_layernorm.weight"
 STORED = f"{PREFIX}{NORM}"  # in the file of the bundled model
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from fastapi._compat import v2 as openapi_models
 
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from tests.redis_server import RedisServer
 from tests.services.frontend.directory.published_caches import Published
 from tests.services.frontend.tiny_folder import metaspace_tokenizer, write_folder
+
+# Half of the time of an OpenAPI document, of which every frontend makes its own.
+openapi_models.get_model_fields = functools.cache(openapi_models.get_model_fields)
 
 
 @pytest.fixture(scope="session")

@@ -311,9 +311,13 @@ def depth(value: Any) -> int:
     return 0 if inside is None else 1 + max(map(depth, inside), default=0)
 
 
-@settings(max_examples=300, deadline=None)
-@given(VALUES, st.integers(1, 9), st.booleans())
-def test_json_is_counted_as_it_is_parsed(value: Any, slice_bytes: int, escaped: bool) -> None:
+@pytest.mark.parametrize("max_examples", [50, pytest.param(300, marks=pytest.mark.slow)])
+def test_json_is_counted_as_it_is_parsed(max_examples: int) -> None:
+    of_random_values = given(VALUES, st.integers(1, 9), st.booleans())(is_counted_as_it_is_parsed)
+    settings(max_examples=max_examples, deadline=None)(of_random_values)()
+
+
+def is_counted_as_it_is_parsed(value: Any, slice_bytes: int, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped).encode()
     before, json_scan.SLICE_BYTES = json_scan.SLICE_BYTES, slice_bytes
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,15 +52,28 @@ def check(folder: Path, name: str, **settings: object) -> None:
 @pytest.mark.parametrize("outer", [None, False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_stored_output_head_overrides_the_config(
-    name: str, outer: bool | None, inner: bool | None, tmp_path: Path
+    name: str, outer: bool | None, inner: bool | None, untied: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The default of a wrapper config in transformers 5 overrides the text model's value (vllm#51063)."""
-    saved_untied(name, tmp_path)
+    shutil.copytree(untied(name), tmp_path, dirs_exist_ok=True)
     write_tying(tmp_path, outer=outer, inner=inner)
     check(tmp_path, name)
 
 
-def saved_untied(name: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of models with a head of their own by name, each written once."""
+
+    @functools.cache
+    def folder_of(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("untied")
+        save_untied(name, folder)
+        return folder
+
+    return folder_of
+
+
+def save_untied(name: str, folder: Path) -> None:
     made = saved(name, folder)
     tensors = load_file(folder / FILE)
     head = next((key for key in tensors if key.endswith("lm_head.weight")), "lm_head.weight")
