@@ -6,14 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-<<<<<<< HEAD:services/frontend/transcription/form.py
 from quire.services.frontend.bounds.multipart import MAX_VALUE_BYTES, form_parts
-||||||| bd4da22e:services/frontend/openai_edge/transcription/form.py
-from quire.services.frontend.offline.upload import MAX_VALUE_BYTES, form_parts
-=======
-from quire.services.frontend.offline.upload import MAX_VALUE_BYTES, form_parts
 from quire.services.frontend.request.scalar_parameters import RECOMMENDED
->>>>>>> h40:services/frontend/openai_edge/transcription/form.py
 from quire.shared.errors import InvalidArgument, Unimplemented
 from quire.shared.transcription.formats import FORMATS
 
@@ -24,19 +18,8 @@ MAX_FORM_BYTES = 25 * MIB + 64 * 1024  # OpenAI's limit of a file, and the field
 MOST_TEMPERATURE = 1.0
 # Fields of vLLM's and OpenAI's forms that this server does not have.
 NOT_OFFERED = frozenset({
-<<<<<<< HEAD:services/frontend/transcription/form.py
-    "frequency_penalty", "include[]", "known_speaker_names[]",
-    "known_speaker_references[]", "length_penalty", "min_p", "n", "presence_penalty", "repetition_penalty",
-    "to_language", "top_k", "top_p", "use_beam_search", "vllm_xargs",
-||||||| bd4da22e:services/frontend/openai_edge/transcription/form.py
-    "chunking_strategy", "frequency_penalty", "hotwords", "include[]", "known_speaker_names[]",
-    "known_speaker_references[]", "length_penalty", "min_p", "n", "presence_penalty", "repetition_penalty",
-    "to_language", "top_k", "top_p", "use_beam_search", "vllm_xargs",
-=======
-    "chunking_strategy", "frequency_penalty", "hotwords", "include[]", "known_speaker_names[]",
-    "known_speaker_references[]", "length_penalty", "n", "presence_penalty", "to_language", "use_beam_search",
-    "vllm_xargs", *RECOMMENDED,
->>>>>>> h40:services/frontend/openai_edge/transcription/form.py
+    "frequency_penalty", "include[]", "known_speaker_names[]", "known_speaker_references[]", "length_penalty", "n",
+    "presence_penalty", "to_language", "use_beam_search", "vllm_xargs", *RECOMMENDED,
 })  # fmt: skip
 AUTO = "auto"  # OpenAI's name for cutting at silence
 STREAMED = ("json", "text")  # formats whose text can be sent as it comes

@@ -18,7 +18,6 @@ from grpc_status import rpc_status
 
 from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.request.request import Request
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
@@ -275,18 +274,8 @@ async def test_refusals_are_sent_before_admitted_calls_are_served(folder: Path) 
     assert before_the_last.count("prepare") <= 4
 
 
-async def test_a_call_of_another_tenant_is_prepared_within_a_burst(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_of_another_tenant_is_prepared_within_a_burst(folder: Path, tmp_path: Path) -> None:
     """Counts operations, not time: 64 calls that arrived before it are not prepared first."""
-    prepared: list[str] = []
-    prepare = InputProcessor.prepare
-
-    async def watched_prepare(self: InputProcessor, request: Request, *given: Any) -> Any:
-        prepared.append(request.tenant)
-        return await prepare(self, request, *given)
-
-    monkeypatch.setattr(InputProcessor, "prepare", watched_prepare)
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("burst", "other")]}))
     keys.chmod(0o600)
@@ -295,14 +284,15 @@ async def test_a_call_of_another_tenant_is_prepared_within_a_burst(
         host, _, port = frontend.frontend.http_address.rpartition(":")
         sent = burst.message(480, 16)
         callers = [socket.create_connection((host, int(port))) for _ in range(65)]
-        for number, caller in enumerate(callers):
-            tenant = "other" if number == 64 else "burst"
-            caller.sendall(sent.replace(b"host:", f"authorization: Bearer sk-{tenant}\r\nhost:".encode(), 1))
-        await eventually(lambda: len(prepared) == 65)
+        with calls_of(InputProcessor.prepare) as calls:
+            for number, caller in enumerate(callers):
+                tenant = "other" if number == 64 else "burst"
+                caller.sendall(sent.replace(b"host:", f"authorization: Bearer sk-{tenant}\r\nhost:".encode(), 1))
+            await eventually(lambda: len(calls) == 65)
         for caller in callers:
             caller.close()
         await frontend.until_idle(authorization="Bearer sk-other")
-    assert prepared.index("other") < 16
+    assert [call.arguments["request"].tenant for call in calls].index("other") < 16
 
 
 async def test_slow_bodies_occupy_no_slot(folder: Path) -> None:

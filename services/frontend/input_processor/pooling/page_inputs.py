@@ -43,6 +43,6 @@ class PageInputs:
         """Returns the maximum number of tokens of a text, without the tokens around it."""
         return self._max_tokens
 
-    def read(self, text: Sequence[int], *, is_query: bool) -> Tokenized:
+    def build(self, text: Sequence[int], *, is_query: bool) -> Tokenized:
         """Builds the input from a text's tokens, all of which are kept."""
         return Tokenized([*self._before, *text, *self._after] if is_query else [*self._before, *text])

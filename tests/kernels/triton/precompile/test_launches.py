@@ -23,6 +23,7 @@ STORED = json.loads(launches.STORED.read_text())
 # Used by few models or settings: compiled at their first call.
 AT_FIRST_CALL = {
     "attention.ragged_attention",
+    "attention.rotate_pairs",
     "normed_sums",
     "quantization.eight_bit_activations",
     "quantization.eight_bit_linear",
