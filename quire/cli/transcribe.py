@@ -102,16 +102,16 @@ def _transcript(client: Client, arguments: argparse.Namespace, file: str) -> Tra
     extras["condition_on_previous_text"] = arguments.condition_on_previous_text
     if arguments.format in TIMED:
         extras["timestamp_granularities"] = ["segment", *(["word"] if arguments.words else [])]
-    with shown_progress(Path(file).name) as show:
+    with shown_progress(Path(file).name, is_terminal=sys.stderr.isatty()) as show:
         deltas = client.stream_transcription(Path(file), RequestOptions(), **extras)
         return collected(show(delta) for delta in deltas)
 
 
 @contextlib.contextmanager
-def shown_progress(name: str) -> Iterator[Callable[[TranscriptDelta], TranscriptDelta]]:
+def shown_progress(name: str, *, is_terminal: bool) -> Iterator[Callable[[TranscriptDelta], TranscriptDelta]]:
     """Yields a function that draws the progress of a file and returns the part that it is given. The line is drawn on a
     terminal only, and removed at the end."""
-    if not sys.stderr.isatty():
+    if not is_terminal:
         yield lambda delta: delta
         return
 

@@ -46,7 +46,7 @@ class PieceDecoder:
         names = {token: name for name, token in languages.items()}
         return names.get(delta.token_ids[0], "") if delta.token_ids else ""
 
-    async def decode(self, work: TranscriptionWork, asked: Sequence[PieceRequest]) -> list[SpokenPiece]:
+    async def decode_pieces(self, work: TranscriptionWork, asked: Sequence[PieceRequest]) -> list[SpokenPiece]:
         """Decodes pieces in parallel; those whose text is a repetition or a guess are decoded again, each time at the
         next temperature. If no attempt is accepted, the best one is taken; pieces without speech have no text. Raises
         QuireError."""

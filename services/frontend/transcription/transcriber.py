@@ -115,7 +115,7 @@ class Transcriber:
         """Decodes the next piece of each reading in parallel, yields, and repeats this until all are finished."""
         while active := [reading for reading in readings if not reading.is_finished]:
             asked = [reading.request() for reading in active]
-            spoken = await self._decoder.decode(work, asked)
+            spoken = await self._decoder.decode_pieces(work, asked)
             if work.form.has_words:
                 spoken = await self._aligner.with_words(work, [one.piece for one in asked], spoken)
             for reading, request, text in zip(active, asked, spoken, strict=True):

@@ -30,15 +30,12 @@ def test_the_line_of_progress() -> None:
     assert progress_line("x", 31.0, 30.0).endswith("100% 0:31 of 0:30"), "never beyond the end"
 
 
-def test_progress_is_drawn_on_a_terminal_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_drawn_on_a_terminal_only(capsys: pytest.CaptureFixture[str]) -> None:
     part, empty = TranscriptDelta("a", SAID.segments, 6.0), TranscriptDelta("", [], 6.0)
-    with shown_progress("talk.mp3") as show:
+    with shown_progress("talk.mp3", is_terminal=False) as show:
         assert show(part) is part
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with shown_progress("talk.mp3") as show:
+    with shown_progress("talk.mp3", is_terminal=True) as show:
         show(part)
         show(empty)
     drawn = capsys.readouterr().err.split("\r\x1b[K")
