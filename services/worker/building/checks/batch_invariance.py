@@ -20,7 +20,7 @@ SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 TORCH_PACKAGE = "quire.kernels.reference"
 # Functions that plain torch may implement, by device: row-independent ones, and those never called.
-UNUSED_OPS = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
+UNUSED_OPS = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention", "rotate_pairs"})
 # Only called with adapters, with latent attention, and with recurrent layers.
 ADAPTER_OPS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
 LATENT_OPS = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
