@@ -203,9 +203,9 @@ def test_complete_reads_standard_input_and_refuses_nothing() -> None:
 
 
 def test_a_model_that_is_not_supported_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"], "vocab_size": 10}')
+    (tmp_path / "config.json").write_text('{"architectures": ["MarianMTModel"], "vocab_size": 10}')
     seen = quire("up", str(tmp_path), status=1).stderr
-    assert seen.startswith("quire: config.json: architectures is ['T5ForConditionalGeneration']; supported: ")
+    assert seen.startswith("quire: config.json: architectures is ['MarianMTModel']; supported: ")
     assert seen.count("\n") == 1, seen
 
 
