@@ -239,7 +239,7 @@ async def test_decoded_bytes_of_all_calls_are_limited() -> None:
 async def test_decoding_leaves_the_processors_to_streams() -> None:
     decoders = BodyDecoders()
     with decoders.held() as held:
-        assert await decoders.whole(gzip.compress(b"a"), ("gzip",), 1 << 20, held) == b"a"
+        assert await decoders.decode(gzip.compress(b"a"), ("gzip",), 1 << 20, held) == b"a"
     priorities = thread_priorities("decode-bodies")
     own = priorities.pop("MainThread")
     decoders.close()
