@@ -122,8 +122,8 @@ def test_biases_and_norms_by_family() -> None:
     ("changes", "text"),
     [
         (
-            {"architectures": ["T5ForConditionalGeneration"]},
-            "T5For.*supported: .*LlamaForCausalLM, Mi",
+            {"architectures": ["MarianMTModel"]},
+            "Marian.*supported: .*LlamaForCausalLM, Mi",
         ),
         ({"architectures": None}, "supported: .*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
