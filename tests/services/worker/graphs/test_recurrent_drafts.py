@@ -136,11 +136,11 @@ def test_all_steps_without_drafts_use_graphs(checkpoint: Make, family: str) -> N
 
 
 @torch.inference_mode()
-def test_largest_steps_allocate_the_memory_of_draft_states(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_steps_allocate_the_memory_of_draft_states(checkpoint: Make) -> None:
     """These run before KV memory is measured; later steps allocate none."""
-    layers = recurrences(monkeypatch)
     made = checkpoint("falcon-h1")
-    run = drafting_known_text(made, [prompt(9, 1)], 20)
+    with recurrences() as layers:
+        run = drafting_known_text(made, [prompt(9, 1)], 20)
     layers = layers[len(layers) // 2 :]  # of the drafting worker
     use_graphs(run.replica)
     assert layers

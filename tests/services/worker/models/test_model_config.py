@@ -123,7 +123,7 @@ def test_biases_and_norms_by_family() -> None:
     [
         (
             {"architectures": ["MarianMTModel"]},
-            "Marian.*supported: .*LlamaForCausalLM, Mi",
+            "Marian.*supported: .*LlamaForCausalLM, M",
         ),
         ({"architectures": None}, "supported: .*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
