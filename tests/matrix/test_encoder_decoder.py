@@ -13,7 +13,7 @@ import quire.kernels.cpu
 from quire import LLMEngine, bundled
 from quire.outputs import RequestOutput
 from quire.requests import DictPrompt
-from tests.e2e.sound.test_transcriptions import SPECIAL
+from tests.e2e.sound.served import SPECIAL
 from tests.matrix.checks import nothing
 from tests.matrix.features import REQUESTS, params
 from tests.matrix.requesting import assert_same
