@@ -149,7 +149,7 @@ def test_events_are_refused_and_the_session_goes_on(served: Served) -> None:
 
 
 def test_connections_are_checked_like_calls(served: Served) -> None:
-    """Pages of other sites open WebSockets without CORS: the Origin is all there is (vllm#36170 and the like)."""
+    """Pages of other sites open WebSockets without CORS: the Origin is all there is."""
     for path, options, status in (
         ("/v1/realtime", {"origin": "https://evil.example"}, 403),
         ("/v1/realtime?model=other", {}, 404),
