@@ -26,20 +26,8 @@ from tests.preloaded.process import Zygotes
 
 PATIENCE_S = 60.0  # of a call that names none: the client's own 5 s pass where a busy machine stands still
 
-# Files that take longest, by `make test-costs` and `--durations`. At the end, where the alphabet has some of them, all
-# other processes would wait for one.
-FIRST = (
-    "tests/spec_decode/",
-    "tests/tools/docs/test_running.py",
-    "tests/tools/training/",
-    "tests/tools/bench/",
-    "tests/e2e/operations/",
-    "tests/services/worker/ranks/",
-    "tests/services/frontend/test_process.py",
-    "tests/quire/bench/modes/",
-    "tests/quire/doctor/",
-    "tests/plugins/",
-)
+# Files of up to half a minute. At the end, where the alphabet has them, all other processes would wait for one.
+FIRST = ("tests/spec_decode/", "tests/tools/training/")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of torch that wait for each other spin, and there are other workers
     os.environ.setdefault("OMP_NUM_THREADS", "1")
