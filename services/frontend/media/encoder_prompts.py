@@ -26,7 +26,7 @@ class EncoderPrompts(NoMedia):
     modalities: Sequence[str] = ()
 
     def __init__(self, info: TextEncoderInfo, digest: bytes, store: MediaStore) -> None:
-        """`digest`: identity.model_digest()."""
+        """Takes the sizes of the encoder, and the store that keeps items. `digest`: identity.model_digest()."""
         self.encoder = self
         self.store, self._info, self._digest = store, info, digest
 

@@ -44,7 +44,7 @@ class RealtimeSession:
         self._looked_s = 0.0  # of the utterance that is spoken, when silence was last looked for
 
     async def begin(self) -> None:
-        """Sends session.created."""
+        """Sends the event session.created, with the options of the session."""
         await self._send(events.session_event("created", self._id, self._options.shown()))
 
     async def receive(self, message: str) -> bool:

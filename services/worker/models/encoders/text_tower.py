@@ -6,6 +6,7 @@ row that the other tower has computed, so that both are pooled and returned in t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -57,7 +58,7 @@ class TextTowerLayer:
         return x + self._mlp(self._second(x))
 
 
-class TextTower(EncoderModel):
+class TextTower(EncoderModel, ABC):
     """Tower with learned positions and a projection into the space that texts and pictures share."""
 
     base: ClassVar[str] = TOWER
@@ -76,9 +77,9 @@ class TextTower(EncoderModel):
         self._projection = self.projection(config, place)
 
     @staticmethod
+    @abstractmethod
     def projection(config: EncoderConfig, place: LayerPlacement) -> Linear:
         """Returns the projection of the pooled state."""
-        raise NotImplementedError
 
     @classmethod
     def layer(cls, index: int, config: EncoderConfig, place: LayerPlacement) -> TextTowerLayer:

@@ -3,6 +3,7 @@ A picture becomes one row, its vector in the space that both share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 TOWER = "vision_model"
 
 
-class PictureTower:
+class PictureTower(ABC):
     """Tower of pictures of one size, and the pooling of its patches into a vector; a subclass has the pooling."""
 
     passed_over: ClassVar[tuple[str, ...]] = ()
@@ -38,9 +39,9 @@ class PictureTower:
         """Computes the row of each picture, [1, vector size]."""
         return [rows.flatten(0, 1) for rows in encode_tiles(items, self._vectors, self._normalization, self._dtype)]
 
+    @abstractmethod
     def _vectors(self, pixels: Tensor) -> Tensor:
         """Computes the vectors: normalized pixels [num_pictures, 3, side, side] -> [num_pictures, 1, vector size]."""
-        raise NotImplementedError
 
 
 def read_clip(config: ConfigFile, vision: ConfigFile, text_size: int) -> tuple[ViTConfig, int]:
