@@ -14,7 +14,8 @@ from quire.clients.batches import AsyncBatches, AsyncFiles
 from quire.clients.calls import InferenceCall
 from quire.outputs import Classification, Delta, Message, Ranked, RequestOutput, collect
 from quire.params import SamplingParams
-from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions, Scored, from_rpc, plain
+from quire.requests import ChatExtras, ChatMessages, EmbedExtras, Prompt, RequestOptions, Scored, plain
+from quire.rpc_errors import from_rpc
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1 import inference_pb2_grpc

@@ -27,8 +27,8 @@ from quire.requests import (
     is_single_prompt,
     options_for_each,
     plain,
-    translated_errors,
 )
+from quire.rpc_errors import translated_errors
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 from quire.shared.pb.common.v1.weights_stream_pb2 import BroadcastContent

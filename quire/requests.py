@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar, cast
 
-import grpc
-from google.rpc import error_details_pb2, status_pb2
-
 from quire import media
 from quire.params import SamplingParams
-from quire.shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
-from quire.shared.pb.common.v1 import finish_pb2, pooling_pb2
+from quire.shared.errors import InvalidArgument
+from quire.shared.pb.common.v1 import pooling_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 Given = TypeVar("Given")
@@ -47,9 +43,6 @@ Params = SamplingParams | Sequence[SamplingParams | None] | None
 ChatMessages = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's form: role and content (text, or parts with text and pictures), and optionally name, tool_calls,
 tool_call_id, reasoning."""
-
-STATUS_DETAILS = "grpc-status-details-bin"
-_ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,34 +371,3 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
         text = f"tool_choice must be none, auto, required or a function, got {choice!r}"
         raise InvalidArgument(text, field="tool_choice")
     return pb.ToolChoice(mode=modes[choice])
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Converts gRPC errors that are raised within the block to the matching QuireErrors."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise from_rpc(error) from None
-
-
-def from_rpc(error: grpc.RpcError) -> QuireError:
-    """Converts a gRPC error to the matching QuireError with its retry hint; unknown codes become Internal."""
-    code = _ERROR_CODES.get(error.code())
-    details = error.details() or str(error.code())
-    if code is None:
-        return Internal(details)
-    hint = _retry_after_ms(error)
-    return from_proto(finish_pb2.Error(code=finish_pb2.ErrorCode.Name(code), message=details, retry_after_ms=hint))
-
-
-def _retry_after_ms(error: grpc.RpcError) -> int:
-    """Returns the server's google.rpc.RetryInfo in milliseconds; 0 if the error has none."""
-    metadata: Any = error.trailing_metadata()
-    for key, value in metadata or ():
-        if key == STATUS_DETAILS:
-            for detail in status_pb2.Status.FromString(value).details:
-                hint = error_details_pb2.RetryInfo()
-                if detail.Unpack(hint):
-                    return int(hint.retry_delay.ToMilliseconds())
-    return 0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.requests import translated_errors
+from quire.rpc_errors import translated_errors
 from quire.shared.errors import InvalidArgument, Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.pb.admin.v1 import admin_pb2_grpc

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from quire.clients.refused_streams import await_answer
-from quire.requests import from_rpc, translated_errors
+from quire.rpc_errors import from_rpc, translated_errors
 from quire.shared.errors import DeadlineExceeded, InvalidArgument
 from quire.shared.pb.batch.v1 import batch_pb2 as pb
 

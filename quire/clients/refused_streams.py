@@ -6,7 +6,7 @@ from typing import Any
 
 from grpc.aio import AioRpcError
 
-from quire.requests import from_rpc
+from quire.rpc_errors import from_rpc
 from quire.shared.rpc.call_status import CallStatus
 
 
